@@ -1,0 +1,91 @@
+"""``python -m eval score RUN ... --lengths N ... --report DIR`` and ``python -m eval report``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from eval.evaluate import evaluate
+from eval.protocols import Bos
+from eval.report import write_report
+from eval.report.rows import read_rows
+from eval.report.table import console_table
+from eval.scoring import BATCH_TOKENS
+from posenc.compilation import keep_compiled
+from posenc.errors import one_line_errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """Score finished runs by context length, and write rows, table and figure."""
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders that train.py made."""
+    lengths: tuple[int, ...]
+    """Window lengths, in tokens."""
+    report: Path = Path("report")
+    """Where rows, table and figure go; scores are kept there too, and not run again."""
+    bos: Bos = "keep"
+    """BOS as in training, at the start of every window, or nowhere."""
+    extend: tuple[str, ...] = ()
+    """Policies beyond an encoding's last position: clamp, interpolate, wrap, "fresh(seed=1)"."""
+    targets: int | None = None
+    """Tokens of a block; an eighth of the training length unless given, and at most."""
+    blocks: int = 16
+    """Blocks of a document, at most."""
+    tokens_per_document: int = 16_384
+    """Of each document's beginning, for the non-overlapping windows."""
+    checkpoint: int | None = None
+    """A step, instead of the last."""
+    batch_tokens: int = BATCH_TOKENS
+    """Tokens of a batch, about."""
+    allow_plugins: bool = False
+    """Import the code that a run's encoding names (module:Class), if you trust it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Make table and figure again, from rows alone."""
+
+    rows: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """rows.jsonl files, or folders that hold one."""
+    out: Path = Path("report")
+    """Where they go."""
+
+
+def score(arguments: Score) -> None:
+    """Score runs and write their report."""
+    keep_compiled()
+    given = dataclasses.asdict(arguments)
+    folders, report = list(given.pop("runs")), given.pop("report")
+    rows = evaluate(folders, given.pop("lengths"), report / "scores", **given)
+    _write(rows, report)
+
+
+def report(arguments: Report) -> None:
+    """Write a report from rows that were written before."""
+    _write([row for path in arguments.rows for row in read_rows(path)], arguments.out)
+
+
+def _write(rows: list[dict], folder: Path) -> None:
+    paths = write_report(rows, folder)
+    Console().print(console_table(rows))
+    for path in paths.values():
+        print(path)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one subcommand."""
+    chosen = tyro.extras.subcommand_cli_from_dict(
+        {"score": Score, "report": Report}, prog="python -m eval", args=arguments
+    )
+    with one_line_errors():
+        score(chosen) if isinstance(chosen, Score) else report(chosen)
+
+
+if __name__ == "__main__":
+    main()

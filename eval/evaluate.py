@@ -1,0 +1,334 @@
+"""From runs to result rows: plans, scores, reductions, and each row's birth certificate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eval.protocols import PROTOCOLS, VERY_FEW_DOCUMENTS, Bos, Scores, Settings, check_ladder
+from eval.scoring import BATCH_TOKENS, Scorer, extended_model, load_model, score_plan
+from posenc import data as datasets
+from posenc.encodings.registry import Part, parse_part
+from posenc.errors import UserError
+from posenc.progress import reporting
+from posenc.runs import Run, open_run, provenance
+
+SCHEMA = 1
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class TestText:
+    """The test split that a run is scored on.
+
+    Attributes:
+        documents: token ids, without BOS.
+        tokenizer: that made them.
+    """
+
+    __test__ = False  # pytest looks at names
+
+    documents: list[np.ndarray]
+    tokenizer: datasets.Tokenizer
+
+
+def load_text(run: Run) -> TestText:
+    """Read the test split of a run's data, the same bytes that it was trained beside.
+
+    Raises:
+        UserError: the data are not what they were.
+    """
+    corpus = datasets.load(run.config.data)
+    tokenizer = datasets.tokenizer(run.config.tokenizer)
+    identity = datasets.identity(corpus, tokenizer, run.config.bos)
+    if identity != run.data:
+        changed = [key for key in identity if identity[key] != run.data.get(key)]
+        raise UserError(
+            f"{run.folder} was trained on other data: {', '.join(changed)} of {run.config.data!r} "
+            "changed since; restore the data, or train again"
+        )
+    documents = [tokenizer.encode(d.text) for d in datasets.split(corpus, "test")]
+    return TestText(documents, tokenizer)
+
+
+def _plans(text: TestText, length: int, settings: Settings, with_bos: bool) -> dict[str, list[Any]]:
+    sizes = [len(document) for document in text.documents]
+    return {
+        name: protocol.plan(sizes, length, settings, with_bos)
+        for name, protocol in PROTOCOLS.items()
+    }
+
+
+def _bytes_per_token(text: TestText, scores: Scores) -> float:
+    scored = [
+        window.tokens(text.documents[window.document], text.tokenizer.bos)[window.first :]
+        for window in scores.windows
+    ]
+    ids = np.concatenate(scored) if scored else np.zeros(0, np.int64)
+    return text.tokenizer.count_bytes(ids) / max(len(ids), 1)
+
+
+def _certificate(run: Run, step: int, settings: Settings, here: dict[str, Any]) -> Row:
+    """Give what every row of a run says of where it comes from."""
+    start, config = run.last_start, run.config
+    parameters = json.loads((run.folder / "provenance.json").read_text())["parameters"]
+    return {
+        "schema": SCHEMA,
+        "run": run.name,
+        "encoding": config.encoding,
+        "model": config.preset,
+        "parameters": parameters,
+        "bos": settings.bos,
+        "seed": config.seed,
+        "train_tokens": step * config.batch_size * config.train_length,
+        "train_length": config.train_length,
+        "checkpoint": "last" if step == config.steps else "chosen",
+        "checkpoint_step": step,
+        "data": run.data,
+        "config_hash": run.hash,
+        "trained_with": {
+            key: start[key] for key in ("commit", "dirty", "versions", "device", "matmul_precision")
+        },
+        "dtype": config.model.dtype,
+        **here,
+    }
+
+
+def _empty(length: int, extend: str | None, reason: str | None) -> Row:
+    return {
+        "length": length,
+        "context": None,
+        "targets": None,
+        "blocks": None,
+        "position_from": None,
+        "position_to": None,
+        "extend": extend,
+        "defined": reason is None,
+        "reason": reason,
+        "nll": None,
+        "perplexity": None,
+        "bits_per_byte": None,
+        "reference_nll": None,
+        "excess_nll": None,
+        "tokens": 0,
+        "windows": 0,
+        "documents": 0,
+        "notes": [],
+    }
+
+
+def _refer(rows: list[Row], train_length: int) -> None:
+    """Fill in each row's excess over the lowest loss at any length up to the training length.
+
+    The lowest, not the one at the training length, which may already suffer; of the model as it was
+    trained, not as an extension policy made it.
+    """
+    for protocol in {row["protocol"] for row in rows} - {"per_position"}:
+        own = [row for row in rows if row["protocol"] == protocol and row["defined"]]
+        within = [r["nll"] for r in own if r["length"] <= train_length and r["extend"] is None]
+        if not within:
+            continue
+        for row in own:
+            row["reference_nll"] = min(within)
+            row["excess_nll"] = row["nll"] - min(within)
+
+
+def score_run(
+    run: Run,
+    text: TestText,
+    settings: Settings,
+    policies: list[Part],
+    store: Path,
+    *,
+    step: int,
+    batch_tokens: int,
+    allow_plugins: bool,
+) -> list[Row]:
+    """Score one run at every length, as it is and by every policy that it needs; give its rows."""
+    model = load_model(run, step, allow_plugins=allow_plugins)
+    with_bos = run.config.bos == "document"
+    limit = model.encoding.max_position
+    plans = {n: _plans(text, n, settings, with_bos) for n in settings.lengths}
+    jobs: list[tuple[int, Part | None]] = []
+    for length in settings.lengths:
+        jobs.append((length, None))
+        if limit is not None and length > limit:
+            jobs += [(length, policy) for policy in policies]
+    # The curve by position is drawn once, at the longest length that there is.
+    longest = {
+        policy: max(
+            (n for n, p in jobs if p == policy and (p or not limit or n <= limit)), default=0
+        )
+        for policy in {policy for _, policy in jobs}
+    }
+    weights = json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"]
+    certificate = _certificate(run, step, settings, provenance())
+    rows: list[Row] = []
+    total = sum(
+        w.length
+        for n, p in jobs
+        if p or not limit or n <= limit
+        for w in set().union(*map(set, plans[n].values()))
+    )
+    done = 0
+    with reporting(f"score {run.name}", total) as report:
+        for length, policy in jobs:
+            extend = None if policy is None else str(policy)
+            if policy is None and limit is not None and length > limit:
+                reason = f"no position beyond {limit - 1}"
+                context = {"context": length - settings.targets, "targets": settings.targets}
+                whole = {"tokens_per_document": settings.tokens_per_document}
+                for name, own in (("nll_by_context", context), ("non_overlapping", whole)):
+                    rows.append({"protocol": name, **_empty(length, None, reason), **own})
+                continue
+
+            def make_scorer(length: int = length, policy: Part | None = policy) -> Scorer:
+                used = model if policy is None else extended_model(model, policy, length)
+                return Scorer(used, length, batch_tokens)
+
+            def progress(places: int, length: int = length) -> None:
+                nonlocal done
+                done += places
+                report.update(done, f"places, at {length},")
+
+            every = [w for windows in plans[length].values() for w in windows]
+            identity = {
+                "weights": weights,
+                "config": run.hash,
+                "extend": extend,
+                "length": length,
+                "data": run.data,
+                "precision": certificate["matmul_precision"],
+                "device": certificate["device"],
+            }
+            scores = score_plan(
+                make_scorer,
+                every,
+                text.documents,
+                text.tokenizer.bos,
+                store,
+                identity,
+                progress,
+            )
+            by_window = dict(zip(scores.windows, scores.by_window(), strict=True))
+            for name, windows in plans[length].items():
+                if not windows or (name == "per_position" and length != longest[policy]):
+                    continue
+                chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
+                per_token = _bytes_per_token(text, chosen)
+                for reduced in PROTOCOLS[name].reduce(chosen, length, settings):
+                    nll = reduced["nll"]
+                    rows.append(
+                        {
+                            "protocol": name,
+                            **_empty(length, extend, None),
+                            **reduced,
+                            "perplexity": math.exp(nll) if nll < 700 else math.inf,
+                            "bits_per_byte": nll / math.log(2) / per_token,
+                        }
+                    )
+    _refer(rows, run.config.train_length)
+    return [{**certificate, **row} for row in rows]
+
+
+def evaluate(
+    folders: list[Path],
+    lengths: tuple[int, ...],
+    store: Path,
+    *,
+    bos: Bos = "keep",
+    extend: tuple[str, ...] = (),
+    targets: int | None = None,
+    blocks: int = 16,
+    tokens_per_document: int = 16_384,
+    checkpoint: int | None = None,
+    batch_tokens: int = BATCH_TOKENS,
+    allow_plugins: bool = False,
+) -> list[Row]:
+    """Score runs on identical targets and give their rows.
+
+    Args:
+        folders: of finished runs.
+        lengths: the ladder of window lengths.
+        store: folder of the scores, which make an interrupted evaluation go on.
+        bos: see ``Settings``.
+        extend: policies by which encodings that end before a length are scored there as well.
+        targets: tokens of a block; an eighth of the shortest training length unless told otherwise.
+        blocks: of a document, at most.
+        tokens_per_document: for the non-overlapping windows.
+        checkpoint: the step to score; the last one unless told otherwise.
+        batch_tokens: places of a batch.
+        allow_plugins: whether code that a run's config names may be imported.
+
+    Raises:
+        UserError: a folder is no finished run, a length cannot be evaluated, or nothing at all can
+            be scored.
+    """
+    for name, value in (
+        ("blocks", blocks),
+        ("tokens-per-document", tokens_per_document - 1),
+        ("batch-tokens", batch_tokens),
+    ):
+        if value < 1:
+            raise UserError(f"--{name} is too small: give at least {1 + name.startswith('tok')}")
+    policies = [parse_part(policy) for policy in extend]
+    runs = [open_run(folder) for folder in dict.fromkeys(map(Path, folders))]
+    if not runs:
+        raise UserError("no run to score: name folders that train.py made, such as runs/*")
+    shortest = min(run.config.train_length for run in runs)
+    targets = max(1, shortest // 8) if targets is None else targets
+    settings = Settings(
+        lengths=check_ladder(lengths, targets, shortest),
+        targets=targets,
+        spacing=max(targets, shortest),
+        blocks=blocks,
+        tokens_per_document=tokens_per_document,
+        bos=bos,
+    )
+    texts: dict[str, TestText] = {}
+    rows: list[Row] = []
+    for run in runs:
+        key = json.dumps(run.data, sort_keys=True)
+        if key not in texts:
+            texts[key] = load_text(run)
+            _check_text(texts[key], settings, run)
+        rows += score_run(
+            run,
+            texts[key],
+            settings,
+            policies,
+            store,
+            step=run.config.steps if checkpoint is None else checkpoint,
+            batch_tokens=batch_tokens,
+            allow_plugins=allow_plugins,
+        )
+    if not any(row["defined"] for row in rows):
+        reasons = "; ".join(sorted({f"{row['run']}: {row['reason']}" for row in rows}))
+        raise UserError(
+            f"nothing can be scored at lengths {', '.join(map(str, settings.lengths))} "
+            f"({reasons}): give a shorter length, or a policy with --extend"
+        )
+    return rows
+
+
+def _check_text(text: TestText, settings: Settings, run: Run) -> None:
+    need = max(settings.lengths)
+    sizes = [len(document) for document in text.documents]
+    long_enough = sum(size >= need for size in sizes)
+    if not long_enough:
+        raise UserError(
+            f"no test document of {run.config.data!r} is long enough for length {need}: the "
+            f"longest of {len(sizes)} has {max(sizes, default=0)} tokens; give a shorter length"
+        )
+    if long_enough < VERY_FEW_DOCUMENTS:
+        print(
+            f"warning: only {long_enough} test documents have {need} tokens; "
+            "the curve may be theirs, not the encoding's",
+            file=sys.stderr,
+        )

@@ -1,0 +1,217 @@
+"""Result rows on disk: one JSON object a line, and the same as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from posenc.errors import UserError
+
+Row = dict[str, Any]
+
+SCHEMA = 1
+REQUIRED = (
+    *("schema", "run", "encoding", "protocol", "length", "extend", "defined", "reason"),
+    *("nll", "excess_nll", "notes", "seed", "train_length"),
+)
+COLUMNS = (
+    *("schema", "run", "encoding", "model", "parameters", "protocol", "length", "context"),
+    *("targets", "position_from", "position_to", "bos", "extend", "defined", "reason", "nll"),
+    *("perplexity", "bits_per_byte", "reference_nll", "excess_nll", "tokens", "blocks"),
+    *("windows", "documents", "notes", "seed", "train_tokens", "train_length"),
+    *("checkpoint_step", "checkpoint", "data", "config_hash", "commit", "dirty", "versions"),
+    *("device", "dtype", "matmul_precision"),
+)
+
+# JSON has no word for these, and a bare NaN makes the whole file unreadable elsewhere.
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+# An encoding or a tokenizer may be called "NaN"; text stays text.
+_TEXT = ("run", "encoding", "model", "protocol", "bos", "extend", "reason", "notes", "data")
+_OUT = "score the runs again, or remove the line"
+
+
+def write_rows(rows: Iterable[Row], folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Write `rows.jsonl` and `rows.csv` into a folder, each in one step.
+
+    Non-finite floats become the strings "NaN", "Infinity" and "-Infinity". Raises `UserError`
+    for no rows, for a row that could not be read back, and for a folder that cannot be written.
+    """
+    rows = checked(rows)
+    lines = (json.dumps(_encode(row), allow_nan=False) + "\n" for row in rows)
+    paths = {name: Path(folder) / name for name in ("rows.jsonl", "rows.csv")}
+    write_file(paths["rows.jsonl"], "".join(lines).encode())
+    write_file(paths["rows.csv"], _csv(rows).encode())
+    return paths
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """Read the rows of a `.jsonl` file, or of a folder that holds `rows.jsonl`.
+
+    Raises `UserError`, naming the file and the line, for a file that is missing, empty or not
+    JSON, and for a row of another schema or without the keys that a report needs.
+    """
+    path = Path(path)
+    file = path / "rows.jsonl" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot read result rows ({error.strerror}): name a .jsonl file, or a folder "
+            "that holds rows.jsonl"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{file}: not UTF-8 at byte {error.start}: name a .jsonl file of result rows"
+        ) from None
+    rows = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file}, line {number}: not JSON ({error}): {_OUT}") from None
+        if isinstance(row, dict):
+            row = {key: value if key in _TEXT else _decode(value) for key, value in row.items()}
+        if fault := _fault(row):
+            raise UserError(f"{file}, line {number}: {fault}: {_OUT}")
+        rows.append(row)
+    if not rows:
+        raise UserError(f"{file}: holds no result rows: score a run first")
+    return rows
+
+
+def checked(rows: Iterable[Row]) -> list[Row]:
+    """Rows with NumPy scalars made plain, once each is known to hold what a report needs.
+
+    Raises `UserError`, naming the first row at fault, counted from 1.
+    """
+    rows = [_plain(row) for row in rows]
+    if not rows:
+        raise UserError("there are no result rows to report: score a run first")
+    for number, row in enumerate(rows, start=1):
+        if fault := _fault(row):
+            raise UserError(f"result row {number}: {fault}: {_OUT}")
+    return rows
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader finds the old content or the new, never a part.
+
+    The folder is made if need be. Raises `UserError` where it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            partial.write_bytes(content)
+            os.replace(partial, path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot write ({error.strerror}): name a folder that can be written"
+        ) from None
+
+
+def _fault(row: Any) -> str | None:
+    """What is wrong with a row, or None."""
+    if not isinstance(row, dict):
+        return f"expected a JSON object, found {type(row).__name__}"
+    if row.get("schema", SCHEMA) != SCHEMA:
+        return f"schema {row['schema']!r}, but this version reads schema {SCHEMA}"
+    if missing := [key for key in REQUIRED if key not in row]:
+        return f"without {', '.join(missing)}"
+    for key in ("run", "encoding", "protocol"):
+        if not isinstance(row[key], str):
+            return f"{key} is {row[key]!r}, not text"
+    for key in ("length", "train_length"):
+        if not _whole(row[key]) or row[key] < 1:
+            return f"{key} is {row[key]!r}, not a positive number of tokens"
+    if not _whole(row["seed"]):
+        return f"seed is {row['seed']!r}, not a whole number"
+    if not isinstance(row["notes"], list):
+        return f"notes is {row['notes']!r}, not a list"
+    if not isinstance(row["defined"], bool):
+        return f"defined is {row['defined']!r}, not true or false"
+    for key in ("nll", "excess_nll"):
+        if not (row[key] is None or _whole(row[key]) or isinstance(row[key], float)):
+            return f"{key} is {row[key]!r}, not a number"
+    if row["defined"] != (row["nll"] is not None):
+        return f"defined is {row['defined']}, but nll is {row['nll']!r}"
+    if row["protocol"] == "per_position" and row["defined"]:
+        start, stop = row.get("position_from"), row.get("position_to")
+        if not (_whole(start) and _whole(stop)) or not 0 <= start < stop:  # type: ignore[operator]
+            return f"the bucket of positions [{start!r}, {stop!r}) is empty or not a range"
+    return None
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _encode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _decode(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _decode(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decode(item) for item in value]
+    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    flat = [dict(_flatten(row)) for row in rows]
+    rank = {name: index for index, name in enumerate(COLUMNS)}
+
+    def order(name: str) -> tuple[int, str]:
+        return rank.get(name.split(".")[0], len(rank)), name
+
+    buffer = io.StringIO()
+    names = sorted({name for row in flat for name in row}, key=order)
+    writer = csv.DictWriter(buffer, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return buffer.getvalue()
+
+
+def _flatten(row: Row, prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{key}", "; ".join(_text(item) for item in value)
+        else:
+            yield f"{prefix}{key}", _text(value)
+
+
+def _text(value: Any) -> str:
+    value = _encode(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

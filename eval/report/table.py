@@ -1,0 +1,185 @@
+"""Tables of negative log-likelihood by length, as Markdown and for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from eval.report.lines import Cell, Line, lines_of, notes_of, reasons_of
+from eval.report.rows import Row
+from posenc.errors import UserError
+
+TITLES = {"nll": "nll", "excess_nll": "excess nll over the reference"}
+NO_REFERENCE = "n/a"
+
+
+@dataclass(frozen=True)
+class _Grid:
+    title: str
+    header: list[str]
+    body: list[list[str]]
+    footnotes: list[str]
+
+
+def markdown_table(
+    rows: Iterable[Row], protocol: str = "nll_by_context", value: str = "nll"
+) -> str:
+    """A Markdown table with one line an encoding and one column a length, and its footnotes.
+
+    Cells are means over seeds to three decimals, in nats per token; `value` is "nll" or
+    "excess_nll" (over the lowest nll of the same run and protocol at any length up to the training
+    length). A cell is `undefined` where the encoding has no value, `n/a` where there is no
+    reference, and blank where nothing was measured. Raises `UserError` if no row is of `protocol`.
+    """
+    grid = _grid(list(rows), protocol, value)
+    lines = [
+        _markdown_line(grid.header),
+        _markdown_line(["---", *["---:"] * (len(grid.header) - 1)]),
+        *(_markdown_line([_code(label), *cells]) for label, *cells in grid.body),
+        "",
+        *(f"- {note}" for note in grid.footnotes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def console_table(
+    rows: Iterable[Row], protocol: str = "nll_by_context", value: str = "nll"
+) -> Table:
+    """The table of `markdown_table`, for a terminal; it takes and raises the same."""
+    grid = _grid(list(rows), protocol, value)
+    # Text, not str: an encoding's name may look like rich's markup.
+    table = Table(
+        title=Text(grid.title),
+        caption=Text("\n".join(grid.footnotes)),
+        caption_justify="left",
+    )
+    for index, name in enumerate(grid.header):
+        table.add_column(
+            Text(name),
+            justify="right" if index else "left",
+            no_wrap=index > 0,
+            overflow="fold",
+        )
+    for line in grid.body:
+        table.add_row(*map(Text, line))
+    return table
+
+
+def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:
+    if value not in TITLES:
+        raise UserError(f"no table of {value!r}: choose one of {', '.join(TITLES)}")
+    if protocol == "per_position":
+        raise UserError("per_position rows have no table by length: draw the figure instead")
+    lines = lines_of(rows, protocol)
+    if not lines:
+        present = ", ".join(sorted({row["protocol"] for row in rows})) or "none"
+        raise UserError(f"no rows of the protocol {protocol!r}: the rows are of {present}")
+    lengths = sorted({length for line in lines for length in line.cells})
+    trained = {line.train_length for line in lines}
+    cells = [cell for line in lines for cell in line.cells.values()]
+    usual = max(len(cell.values(value)) for cell in cells)
+
+    def text(line: Line, length: int) -> str:
+        cell = line.cells.get(length)
+        if cell is None:
+            return ""
+        marks = []
+        if len(trained) > 1 and length == line.train_length:
+            marks.append("train")
+        if (count := len(cell.values(value))) not in (0, usual):
+            marks.append(f"n={count}")
+        return _number(cell, value) + (f" ({', '.join(marks)})" if marks else "")
+
+    header = [f"{n} (train)" if trained == {n} else str(n) for n in lengths]
+    return _Grid(
+        title=f"{protocol}: {TITLES[value]} (nats per token)",
+        header=["encoding", *header],
+        body=[[line.label, *(text(line, n) for n in lengths)] for line in lines],
+        footnotes=_footnotes(lines, protocol, value, usual),
+    )
+
+
+def _number(cell: Cell, value: str) -> str:
+    if cell.undefined:
+        return "undefined"
+    mean = cell.mean(value)
+    if mean is None:
+        return NO_REFERENCE
+    text = f"{mean:.3f}"
+    # An excess that rounds to nothing has no sign.
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
+def _footnotes(lines: Sequence[Line], protocol: str, value: str, usual: int) -> list[str]:
+    rows = [row for line in lines for cell in line.cells.values() for row in cell.rows]
+    scored = [row for row in rows if row["defined"]] or rows
+    seeds = sorted({row["seed"] for row in rows})
+    listed = ", ".join(map(str, seeds))
+    what = "nll: mean negative log-likelihood of the target tokens"
+    if value == "excess_nll":
+        what = (
+            "excess nll: nll less the lowest nll of the same run and protocol at any length up to "
+            "the training length"
+        )
+    notes = [f"{what}; nats per token; columns: tokens in the window."]
+    trained = sorted({line.train_length for line in lines})
+    words = ", ".join(map(str, trained))
+    notes.append(
+        f"training length: {words} tokens."
+        if len(trained) == 1
+        else f"training lengths: {words} tokens; each line's own is marked (train)."
+    )
+    if len(seeds) == 1:
+        notes.append(f"one seed ({listed}).")
+    elif usual < 2:
+        notes.append(f"one seed a cell; seeds {listed}.")
+    else:
+        notes.append(f"mean over {usual} seeds unless marked (n=...); seeds {listed}.")
+    last = _range(scored, "targets")
+    tail = f" (the last {last} of each window)" if last else ""
+    counts = [f"target tokens: {_range(scored, 'tokens') or 'not given'}{tail}"]
+    counts += [
+        f"{name}: {count}"
+        for name in ("blocks", "windows", "documents")
+        if (count := _range(scored, name))
+    ]
+    notes.append(f"counts for each seed and length: {'; '.join(counts)}.")
+    notes.append(f"protocol: {protocol}; bos: {_listed(rows, 'bos')}.")
+    corpora = dict.fromkeys(_corpus(row) for row in rows)
+    notes.append(f"corpus: {'; '.join(corpora)}.")
+    notes += [f"note: {note}." for note in notes_of(lines)]
+    notes += [f"undefined: {reason}." for reason in reasons_of(lines)]
+    if value == "excess_nll" and any(row["defined"] and row[value] is None for row in rows):
+        notes.append(f"{NO_REFERENCE}: no length up to the training length was scored.")
+    return notes
+
+
+def _range(rows: Iterable[Row], name: str) -> str:
+    """The whole numbers under a name: one, or the lowest and the highest; empty without any."""
+    numbers = {row[name] for row in rows if row.get(name) is not None}
+    return " to ".join(f"{n:,}" for n in sorted({min(numbers), max(numbers)})) if numbers else ""
+
+
+def _listed(rows: Iterable[Row], name: str) -> str:
+    return ", ".join(dict.fromkeys(str(row.get(name, "not given")) for row in rows))
+
+
+def _corpus(row: Row) -> str:
+    data = row.get("data") or {}
+    name = " ".join(str(data[key]) for key in ("name", "version") if data.get(key))
+    return f"{name or 'not given'}, tokenizer {data.get('tokenizer') or 'not given'}"
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _code(text: str) -> str:
+    """Text as a code span, since a spec may hold characters that Markdown reads (`a*3,b*2`)."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"

@@ -1,0 +1,39 @@
+"""posenc: train transformers that differ only in how they are told where a token stands.
+
+import posenc
+model = posenc.Transformer(posenc.preset("tiny"), "rope", context_length=64)
+"""
+
+from posenc.encodings import (
+    Dimensions,
+    PositionalEncoding,
+    PositionOutOfRange,
+    Side,
+    build,
+    sequential_positions,
+)
+from posenc.generate import generate
+from posenc.transformer import (
+    PRESETS,
+    Transformer,
+    TransformerConfig,
+    count_parameters,
+    preset,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PRESETS",
+    "Dimensions",
+    "PositionOutOfRange",
+    "PositionalEncoding",
+    "Side",
+    "Transformer",
+    "TransformerConfig",
+    "build",
+    "count_parameters",
+    "generate",
+    "preset",
+    "sequential_positions",
+]

@@ -1,0 +1,39 @@
+"""Text to tokens to batches: corpora, splits, windows, and the identity of what was read."""
+
+from posenc.data.corpora import CORPORA, Corpus, Document, cache_folder, load
+from posenc.data.identity import identity
+from posenc.data.splits import SPLIT_VERSION, SPLITS, Block, describe_split, split, split_rule
+from posenc.data.tokens import TOKENIZERS, ByteTokenizer, Tokenizer, tokenizer
+from posenc.data.windows import (
+    Batch,
+    Batches,
+    TokenStream,
+    Windows,
+    fixed_windows,
+    make_batch,
+)
+
+__all__ = [
+    "CORPORA",
+    "SPLITS",
+    "SPLIT_VERSION",
+    "TOKENIZERS",
+    "Batch",
+    "Batches",
+    "Block",
+    "ByteTokenizer",
+    "Corpus",
+    "Document",
+    "TokenStream",
+    "Tokenizer",
+    "Windows",
+    "cache_folder",
+    "describe_split",
+    "fixed_windows",
+    "identity",
+    "load",
+    "make_batch",
+    "split",
+    "split_rule",
+    "tokenizer",
+]

@@ -1,0 +1,191 @@
+"""Tokens to batches by index arithmetic: nothing here has a state to save or lose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import grain
+import numpy as np
+
+from posenc.data._names import unknown
+from posenc.data.corpora import Document
+from posenc.data.splits import Block
+from posenc.data.tokens import Tokenizer
+from posenc.encodings.sampling import sequential_positions
+from posenc.errors import UserError
+
+BOS_RULES = ("document", "none")
+
+Batch = dict[str, np.ndarray]
+
+
+class TokenStream:
+    """All documents of a split, one after another, as one array of tokens.
+
+    Attributes:
+        tokens: uint16 (int32 where the vocabulary is larger) `[n]`.
+        offsets: int64 `[documents + 1]`: document d is `tokens[offsets[d]:offsets[d + 1]]`.
+        regions: int64 `[regions, 2]`, begin and end of what windows may span: everything, or, where
+            the split is by block, each block.
+
+    Args:
+        documents: a split's documents, in order.
+        tokenizer: gives the ids.
+        bos: "document" begins each document (or block) with the tokenizer's `bos`; "none" does not.
+    """
+
+    def __init__(self, documents: Sequence[Document], tokenizer: Tokenizer, bos: str = "document"):
+        if bos not in BOS_RULES:
+            raise unknown("bos rule", bos, BOS_RULES)
+        dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
+        head = np.array([tokenizer.bos] if bos == "document" else [], dtype)
+        parts: list[np.ndarray] = []
+        sizes = [0]
+        for document in documents:
+            ids = tokenizer.encode(document.text).astype(dtype, copy=False)
+            parts += [head, ids]
+            sizes.append(len(head) + len(ids))
+        self.tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
+        self.offsets = np.cumsum(sizes, dtype=np.int64)
+        if any(isinstance(document, Block) for document in documents):
+            self.regions = np.stack([self.offsets[:-1], self.offsets[1:]], axis=1)
+        else:
+            self.regions = np.array([[0, len(self.tokens)]], np.int64)
+
+
+class Windows:
+    """The windows of a stream, random access.
+
+    Window k of a region covers its tokens `[k * length, k * length + length + 1)`: `length` inputs
+    and one more, so that every input has a target and every token but a region's first is a target
+    once (the rest at a region's end, shorter than a window, is left out).
+
+    Args:
+        stream: the tokens.
+        length: inputs a window, T.
+
+    Raises:
+        UserError: `length` is below 1, or no region holds T + 1 tokens.
+    """
+
+    def __init__(self, stream: TokenStream, length: int):
+        if length < 1:
+            raise UserError(f"window length {length} is below 1; give at least 1 token")
+        self.stream = stream
+        self.length = length
+        sizes = stream.regions[:, 1] - stream.regions[:, 0]
+        self._first = np.cumsum([0, *np.maximum(sizes - 1, 0) // length])
+        if not len(self):
+            many = len(sizes) > 1
+            what = f"none of its {len(sizes)} blocks has more than" if many else "it has"
+            raise UserError(
+                f"the split is too short for one window of {length} tokens: {what} "
+                f"{sizes.max(initial=0)} tokens and {length + 1} are needed; "
+                "give more text or a shorter length"
+            )
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Give a window: `tokens` and `segments`, int32 `[T + 1]`; segments count from 1."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        region = int(np.searchsorted(self._first, index, side="right")) - 1
+        start = self.stream.regions[region, 0] + (index - self._first[region]) * self.length
+        stop = start + self.length + 1
+        document = np.searchsorted(self.stream.offsets, np.arange(start, stop), side="right")
+        # Counting the changes numbers segments 1, 2, 3 even where an empty document lies between.
+        segments = 1 + np.cumsum(np.diff(document, prepend=document[:1]) != 0)
+        return {
+            "tokens": self.stream.tokens[start:stop].astype(np.int32),
+            "segments": segments.astype(np.int32),
+        }
+
+
+def make_batch(windows: Iterable[dict[str, np.ndarray]]) -> Batch:
+    """Stack windows into a batch.
+
+    Returns:
+        `inputs`, `targets`, `positions`, `segments`, int32 `[B, T]`, and `mask`, bool `[B, T]`.
+        Positions count from 0 where a segment begins in the window; segments count from 1; `mask`
+        is true where the target lies in the input's own segment.
+    """
+    rows = list(windows)
+    tokens = np.stack([row["tokens"] for row in rows])
+    segments = np.stack([row["segments"] for row in rows])
+    return {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "positions": sequential_positions(segments[:, :-1]),
+        "segments": segments[:, :-1],
+        "mask": segments[:, :-1] == segments[:, 1:],
+    }
+
+
+class Batches:
+    """Training batches, a pure function of (seed, step).
+
+    Row r of step s is place `s * batch_size + r` of an endless order in which every epoch is a
+    fresh permutation of the windows; a process reads its contiguous rows of it. Nothing depends on
+    what was read before, nor on how many processes read.
+
+    Args:
+        windows: what to draw from.
+        batch_size: rows of the global batch, over all processes.
+        seed: 0 <= seed < 2**32.
+        process_index: which process this is.
+        process_count: how many there are; must divide `batch_size`.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        batch_size: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+    ):
+        if process_count < 1 or not 0 <= process_index < process_count:
+            raise UserError(f"process {process_index} of {process_count}: give 0 <= index < count")
+        if batch_size < 1 or batch_size % process_count:
+            near = max(1, round(batch_size / process_count)) * process_count
+            raise UserError(
+                f"batch size {batch_size} cannot be shared by {process_count} process(es): it must "
+                f"be a positive multiple of {process_count}, such as {near}"
+            )
+        if not 0 <= seed < 2**32:
+            raise UserError(f"seed {seed} is outside 0 <= seed < 2**32; give one inside")
+        self.batch_size = batch_size
+        self._rows = batch_size // process_count
+        self._offset = process_index * self._rows
+        # grain's map datasets are read by index: `shuffle` permutes by arithmetic, and `repeat`
+        # after it reseeds the permutation every epoch.
+        self._order = grain.MapDataset.source(windows).seed(int(seed)).shuffle().repeat()
+
+    def __getitem__(self, step: int) -> Batch:
+        """Give this process's rows of a step's batch; see `make_batch` for the fields."""
+        if step < 0:
+            # Not an IndexError, which would quietly end a loop.
+            raise ValueError(f"step {step} is negative; steps count from 0")
+        first = int(step) * self.batch_size + self._offset
+        return make_batch(self._order[first + row] for row in range(self._rows))
+
+
+def fixed_windows(stream: TokenStream, length: int, count: int) -> Batch:
+    """Give the same `count` windows, evenly spread, at every call: for validation.
+
+    Args:
+        stream: the validation split.
+        length: inputs a window; validation uses 1, 2 and 4 times the training length.
+        count: how many; all there are where there are fewer.
+
+    Raises:
+        UserError: `count` is below 1, or there is no window of this length.
+    """
+    if count < 1:
+        raise UserError(f"{count} validation windows: give at least 1")
+    windows = Windows(stream, length)
+    count = min(count, len(windows))
+    # The middle of each of `count` equal shares: neither end is favoured.
+    return make_batch(windows[(2 * k + 1) * len(windows) // (2 * count)] for k in range(count))

@@ -1,0 +1,466 @@
+"""Specs of encodings: read, written, and turned into modules.
+
+    spec  := layer (',' layer)*          the list of layers repeats over the depth
+    layer := sum ['*' count]
+    sum   := part ('+' part)*
+    part  := name ['(' key '=' value, ... ')']
+
+A name is a registered one or ``module:Class``; a value is a literal (number, quoted or bare word,
+true, false, none, ``[list]``) or a part. Specs are parsed, never evaluated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from posenc.encodings.absolute import LearnedAbsolute, Sinusoidal
+from posenc.encodings.base import (
+    Dimensions,
+    EncodingError,
+    PositionalEncoding,
+    Streams,
+    Sum,
+    replaces,
+)
+from posenc.encodings.bias import ALiBi
+from posenc.encodings.nope import NoPE
+from posenc.encodings.rotary import RoPE
+
+REGISTRY: dict[str, type[PositionalEncoding]] = {
+    "wpe": LearnedAbsolute,
+    "sinusoidal": Sinusoidal,
+    "rope": RoPE,
+    "alibi": ALiBi,
+    "nope": NoPE,
+}
+
+MAX_NESTING = 16
+MAX_LAYERS = 1024
+MAX_DIGITS = 40
+
+
+class SpecError(EncodingError):
+    """A spec that cannot be read, or that names something that does not exist."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One named thing with its options, as written in a spec."""
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{key}={_write(value)}' for key, value in self.options)})"
+
+
+Layer = tuple[Part, ...]
+Spec = tuple[Layer, ...]
+
+
+def _write(value: Any) -> str:
+    if isinstance(value, Part):
+        return str(value)
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_write, value)) + "]"
+    if isinstance(value, str):
+        # Quoted wherever a bare word would be read as something else.
+        word = re.fullmatch(r"[A-Za-z_]\w*", value, re.ASCII)
+        bare = word and value not in REGISTRY and value.lower() not in _WORDS
+        return value if bare else json.dumps(value)
+    return repr(value)
+
+
+_WORDS = {"true": True, "false": False, "none": None}
+_TOKEN = re.compile(
+    r"""\s*(?:
+        (?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?![\w.:])
+      | (?P<name>[A-Za-z_][\w.]*(?::[A-Za-z_]\w*)?)
+      | (?P<string>"(?:[^"\\]|\\.)*"|'[^'\\]*')
+      | (?P<mark>[(),=+*\[\]])
+    )""",
+    re.VERBOSE | re.ASCII,
+)
+
+
+class _Reader:
+    """A recursive-descent reader over the tokens of one spec."""
+
+    def __init__(self, text: str):
+        self.text = text
+        self.tokens: list[tuple[str, str, int]] = []
+        end = len(text.rstrip())
+        place = 0
+        while place < end:
+            match = _TOKEN.match(text, place)
+            if not match:
+                raise self.error("cannot read on", place)
+            kind = str(match.lastgroup)
+            self.tokens.append((kind, match.group(kind), match.start(kind)))
+            place = match.end()
+        self.next = 0
+
+    def error(self, what: str, place: int | None = None) -> SpecError:
+        if place is None:
+            place = self.tokens[self.next][2] if self.next < len(self.tokens) else len(self.text)
+        return SpecError(
+            f"spec {self.text!r}: {what} at character {place + 1} "
+            "(the form is name(key=value, ...), joined by '+', '*n' and ',')"
+        )
+
+    def peek(self) -> tuple[str, str]:
+        return self.tokens[self.next][:2] if self.next < len(self.tokens) else ("end", "")
+
+    def take(self, mark: str) -> bool:
+        if self.peek() == ("mark", mark):
+            self.next += 1
+            return True
+        return False
+
+    def need(self, mark: str) -> None:
+        if not self.take(mark):
+            raise self.error(f"expected {mark!r}")
+
+    def spec(self) -> Spec:
+        layers: list[Layer] = []
+        while True:
+            parts = [self.part(0)]
+            while self.take("+"):
+                parts.append(self.part(0))
+            count = 1
+            if self.take("*"):
+                text = self.peek()[1]
+                if not re.fullmatch(r"\d{1,4}", text) or not 1 <= int(text) <= MAX_LAYERS:
+                    raise self.error(f"expected a count from 1 to {MAX_LAYERS} after '*'")
+                count = int(text)
+                self.next += 1
+            layers += [tuple(parts)] * count
+            if len(layers) > MAX_LAYERS:
+                raise self.error(f"more than {MAX_LAYERS} layers")
+            if not self.take(","):
+                return tuple(layers)
+
+    def part(self, depth: int) -> Part:
+        kind, name = self.peek()
+        if kind != "name":
+            raise self.error("expected a name")
+        self.next += 1
+        return Part(name, self.options(depth) if self.take("(") else ())
+
+    def options(self, depth: int) -> tuple[tuple[str, Any], ...]:
+        options: dict[str, Any] = {}
+        if self.take(")"):
+            return ()
+        while True:
+            kind, key = self.peek()
+            if kind != "name" or not key.isidentifier():
+                raise self.error("expected an option's name")
+            if key in options:
+                raise self.error(f"option {key!r} given twice")
+            self.next += 1
+            self.need("=")
+            options[key] = self.value(depth + 1)
+            if self.take(")"):
+                # Sorted, so that one thing has one spec in whatever order it was written.
+                return tuple(sorted(options.items()))
+            self.need(",")
+
+    def value(self, depth: int) -> Any:
+        if depth > MAX_NESTING:
+            raise self.error(f"nested more than {MAX_NESTING} deep")
+        kind, text = self.peek()
+        if self.take("["):
+            items: list[Any] = []
+            while not self.take("]"):
+                if items:
+                    self.need(",")
+                items.append(self.value(depth + 1))
+            return tuple(items)
+        if kind not in ("number", "string", "name"):
+            raise self.error("expected a value")
+        if kind == "name":
+            if text.lower() in _WORDS:
+                self.next += 1
+                return _WORDS[text.lower()]
+            part = self.part(depth)
+            is_part = part.options or text in REGISTRY or ":" in text
+            return part if is_part else text
+        self.next += 1
+        if kind == "number":
+            if len(text) > MAX_DIGITS:
+                raise self.error(f"a number of more than {MAX_DIGITS} characters, just before")
+            if re.fullmatch(r"[+-]?\d+", text):
+                return int(text)
+            if not math.isfinite(float(text)):
+                raise self.error("a number beyond float64, just before")
+            return float(text)
+        if text[0] == "'":
+            return text[1:-1]
+        try:
+            return json.loads(text)
+        except ValueError:
+            raise self.error("a string that cannot be read, just before") from None
+
+
+def _closed(reader: _Reader, result: Any) -> Any:
+    if reader.peek()[0] != "end":
+        raise reader.error(f"unexpected {reader.peek()[1]!r}")
+    return result
+
+
+def parse_spec(text: str) -> Spec:
+    """Read a spec into its layers, each a tuple of parts.
+
+    Raises:
+        SpecError: with the place and the expected form.
+    """
+    if not text.strip():
+        raise SpecError("an empty spec: name an encoding (" + ", ".join(REGISTRY) + ")")
+    reader = _Reader(text)
+    return _closed(reader, reader.spec())
+
+
+def parse_part(text: str) -> Part:
+    """Read a single ``name(key=value, ...)``, as extension policies are written."""
+    reader = _Reader(text)
+    return _closed(reader, reader.part(0))
+
+
+def format_spec(spec: Spec) -> str:
+    """Write a spec in its one canonical form; ``parse_spec`` reads back the same layers."""
+    written: list[tuple[str, int]] = []
+    for layer in spec:
+        text = "+".join(map(str, layer))
+        if written and written[-1][0] == text:
+            written[-1] = (text, written[-1][1] + 1)
+        else:
+            written.append((text, 1))
+    if len(written) == 1:  # the list repeats anyway
+        return written[0][0]
+    return ",".join(text if count == 1 else f"{text}*{count}" for text, count in written)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Say which of the known names a misspelt one may have meant."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(close) + "?"
+    return "known: " + (", ".join(known) or "none")
+
+
+def _options_of(cls: type[PositionalEncoding]) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(cls.__init__).parameters
+    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Say whether an option's value is of the annotated type, as far as that can be told."""
+    if hint is typing.Any:
+        return True
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(_fits(value, choice) for choice in typing.get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint) if isinstance(hint, type) else True
+
+
+def find_class(name: str, *, allow_plugins: bool = True) -> type[PositionalEncoding]:
+    """Give the class that a spec's name stands for.
+
+    Raises:
+        SpecError: an unknown name (with the nearest ones), a plug-in that is not allowed, cannot
+            be imported or is no encoding.
+    """
+    if ":" not in name:
+        if name not in REGISTRY:
+            raise SpecError(f"unknown encoding {name!r}: {nearest(name, REGISTRY)}")
+        return REGISTRY[name]
+    if not allow_plugins:
+        raise SpecError(
+            f"{name} names code outside posenc, which runs only where you say so: "
+            "--allow-plugins, if you trust it"
+        )
+    module_name, class_name = name.split(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise SpecError(
+            f"cannot import {module_name!r} of plug-in {name}: {error}; "
+            "it must lie on Python's path (PYTHONPATH)"
+        ) from None
+    cls = getattr(module, class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, PositionalEncoding)):
+        raise SpecError(f"plug-in {name} is no subclass of posenc.PositionalEncoding")
+    return cls
+
+
+def make(
+    part: Part, dims: Dimensions, rngs: nnx.Rngs, *, allow_plugins: bool = True
+) -> PositionalEncoding:
+    """Make the module of one part.
+
+    Raises:
+        SpecError: an unknown name or option.
+        EncodingError: the encoding cannot be made for these dimensions.
+    """
+    cls = find_class(part.name, allow_plugins=allow_plugins)
+    known = _options_of(cls)
+    hints = typing.get_type_hints(cls.__init__)
+    values: dict[str, Any] = {}
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in dict(part.options):
+            raise SpecError(f"{part} lacks an option: {part.name}({key}=...)")
+    for key, value in part.options:
+        if key not in known:
+            raise SpecError(f"{part.name} has no option {key!r}: {nearest(key, known)}")
+        value = _made(value, dims, rngs, allow_plugins)
+        hint = hints.get(key, typing.Any)
+        if not _fits(value, hint):
+            wanted = getattr(hint, "__name__", hint)
+            raise SpecError(f"{part.name}({key}={_write(dict(part.options)[key])}): takes {wanted}")
+        values[key] = float(value) if hint is float else value
+    return cls(dims, rngs, **values)
+
+
+def _made(value: Any, dims: Dimensions, rngs: nnx.Rngs, allow_plugins: bool) -> Any:
+    """Make the parts among an option's values."""
+    if isinstance(value, tuple):
+        return tuple(_made(item, dims, rngs, allow_plugins) for item in value)
+    if isinstance(value, Part):
+        return make(value, dims, rngs, allow_plugins=allow_plugins)
+    return value
+
+
+class Encodings(nnx.Module):
+    """The encodings of a model: distinct parts, and which of them each layer uses.
+
+    Args:
+        spec: parsed; its list of layers repeats over the depth.
+        layers: depth of the model.
+        dims: of the model.
+        key: the stream of randomness that belongs to the encodings alone.
+        allow_plugins: whether ``module:Class`` may be imported.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        layers: int,
+        dims: Dimensions,
+        key: jax.Array,
+        *,
+        allow_plugins: bool = True,
+    ):
+        parts: list[PositionalEncoding] = []
+        shared: dict[str, int] = {}  # by how a part is written: 1, 1.0 and true are equal
+        used: list[tuple[int, ...]] = []
+        for depth in range(layers):
+            indices = []
+            for part in spec[depth % len(spec)]:
+                if str(part) not in shared:
+                    rngs = nnx.Rngs(jax.random.fold_in(key, len(parts)))
+                    parts.append(make(part, dims, rngs, allow_plugins=allow_plugins))
+                    indices.append(len(parts) - 1)
+                    if not parts[-1].per_layer:
+                        shared[str(part)] = len(parts) - 1
+                else:
+                    indices.append(shared[str(part)])
+            used.append(tuple(indices))
+            for hook in ("scores", "weights", "mix"):
+                rivals = [parts[i].name for i in indices if replaces(parts[i], hook)]
+                if len(rivals) > 1:
+                    raise SpecError(
+                        f"{' and '.join(rivals)} cannot be added in one layer: "
+                        f"each has {hook} of its own"
+                    )
+        self.parts = nnx.List(parts)
+        self.used = tuple(used)
+
+    def at(self, layer: int) -> PositionalEncoding:
+        """Give the encoding of one layer."""
+        chosen = tuple(self.parts[index] for index in self.used[layer])
+        return chosen[0] if len(chosen) == 1 else Sum(chosen)
+
+    @property
+    def max_position(self) -> int | None:
+        """The smallest limit of the parts, or None."""
+        limits = [part.max_position for part in self.parts if part.max_position is not None]
+        return min(limits) if limits else None
+
+    def prepare(self, positions: jax.Array, streams: Streams) -> tuple[Any, ...]:
+        """Prepare every distinct part, once a forward pass."""
+        return tuple(part.prepare(positions, streams) for part in self.parts)
+
+    def prepared_at(self, prepared: tuple[Any, ...], layer: int) -> Any:
+        """Pick a layer's share of what ``prepare`` gave."""
+        chosen = tuple(prepared[index] for index in self.used[layer])
+        return chosen[0] if len(chosen) == 1 else chosen
+
+    def embed(self, x: jax.Array, positions: jax.Array, streams: Streams) -> jax.Array:
+        """Let every distinct part act on the token embeddings, in order."""
+        for part in self.parts:
+            x = part.embed(x, positions, streams)
+        return x
+
+    def representable(self, positions: Any) -> Any:
+        """Say which positions every part can represent; None when all can, known beforehand."""
+        every = None
+        for part in self.parts:
+            own = part.representable(positions)
+            if own is not None:
+                every = own if every is None else every & own
+        return every
+
+    def check_positions(self, positions: Any) -> None:
+        """Raise ``PositionOutOfRange`` for a position that some part cannot represent."""
+        for part in self.parts:
+            part.check_positions(positions)
+
+    def extend(self, policy: Part, length: int) -> list[str]:
+        """Make every part that ends before ``length`` represent it, by the policy.
+
+        Returns:
+            The names of the parts that were extended.
+
+        Raises:
+            EncodingError: a part that ends before ``length`` has no such policy.
+        """
+        extended = []
+        for index, part in enumerate(self.parts):
+            if part.max_position is not None and part.max_position < length:
+                options = dict(policy.options)
+                self.parts[index] = part.extended(policy.name, length, **options)
+                extended.append(part.name)
+        return extended
+
+
+def build(
+    text: str,
+    layers: int,
+    dims: Dimensions,
+    key: jax.Array,
+    *,
+    allow_plugins: bool = True,
+) -> Encodings:
+    """Make the encodings of a model from a spec."""
+    return Encodings(parse_spec(text), layers, dims, key, allow_plugins=allow_plugins)

@@ -1,0 +1,49 @@
+"""What a user did wrong, said in one line, with exit code 2."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from posenc.encodings.base import EncodingError
+
+# The machine's refusals that a user can do something about; any other keeps its traceback.
+_REFUSALS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+}
+
+
+class UserError(Exception):
+    """Bad input: one clear line that names the value, the limit and the way out."""
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn an expected failure into one line on stderr and exit code 2.
+
+    Everything else keeps its traceback: it is a fault of posenc, and the traceback is what a
+    report of it needs.
+    """
+    try:
+        yield
+    except (UserError, EncodingError) as error:
+        message = str(error)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        message = f"{error.filename}: {error.strerror}; make room, or choose another folder"
+    else:
+        return
+    print("posenc: " + " ".join(message.split()), file=sys.stderr)
+    raise SystemExit(2)

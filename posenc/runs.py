@@ -1,0 +1,325 @@
+"""A run's folder: its config, where it came from, its metrics, its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from posenc.checkpoints import Checkpoints, write_json
+from posenc.encodings.registry import format_spec, parse_spec
+from posenc.errors import UserError
+from posenc.training import OptimizerConfig
+from posenc.transformer import TransformerConfig
+
+PACKAGES = ("posenc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """All that decides what a run computes; saved as JSON in its folder and read back.
+
+    Attributes:
+        encoding: a spec, in its canonical form.
+        preset: the name that ``model`` was made from.
+        model: the transformer's shape.
+        data: a corpus by name, or a glob of text or JSONL files.
+        tokenizer: by name.
+        bos: ``document``: every document begins with a BOS token; or ``none``.
+        train_length: tokens of a training window, and the length that the model is built for.
+        batch_size: windows of a step, over all devices.
+        steps: of the run.
+        seed: of the initial parameters, the order of the data and dropout.
+        optimizer: AdamW's settings.
+        eval_every: steps between validations.
+        eval_tokens: of the validation split, at each length.
+        checkpoint_every: steps between checkpoints.
+    """
+
+    encoding: str
+    preset: str
+    model: TransformerConfig
+    data: str
+    tokenizer: str = "bytes"
+    bos: Literal["document", "none"] = "document"
+    train_length: int = 64
+    batch_size: int = 32
+    steps: int = 600
+    seed: int = 0
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    eval_every: int = 200
+    eval_tokens: int = 16_384
+    checkpoint_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in (
+            "train_length",
+            "batch_size",
+            "steps",
+            "eval_every",
+            "eval_tokens",
+            "checkpoint_every",
+        ):
+            if getattr(self, name) < 1:
+                option = "--" + name.replace("_", "-")
+                raise UserError(f"{option} is {getattr(self, name)}: it must be at least 1")
+        object.__setattr__(self, "encoding", format_spec(parse_spec(self.encoding)))
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> RunConfig:
+        """Read what ``dataclasses.asdict`` gave."""
+        tree = dict(tree)
+        tree["model"] = TransformerConfig(**tree["model"])
+        tree["optimizer"] = OptimizerConfig(**tree["optimizer"])
+        return cls(**tree)
+
+    @property
+    def default_name(self) -> str:
+        """The run's name, made from encoding, training length and seed."""
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", self.encoding).strip("-")
+        return f"{slug}-T{self.train_length}-seed{self.seed}"
+
+
+def config_hash(config: RunConfig, data: dict[str, Any]) -> str:
+    """Give the SHA-256 of a config and the identity of its data, 16 hexadecimal digits."""
+    text = json.dumps([dataclasses.asdict(config), data], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _git(*words: str) -> str | None:
+    # Of posenc's own checkout, wherever the command was given; an installed copy has none.
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def provenance() -> dict[str, Any]:
+    """Say which code, packages and device are at work now.
+
+    ``commit`` and ``dirty`` are null where posenc is no checkout; ``matmul_precision`` is JAX's
+    default for matrix products, null being the backend's own.
+    """
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    status = _git("status", "--porcelain")
+    devices = jax.devices()
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": None if status is None else bool(status),
+        "versions": {"python": platform.python_version(), **versions},
+        "device": f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})",
+        "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+    }
+
+
+class Run:
+    """A run's folder.
+
+    Attributes:
+        folder: ``OUT/NAME``.
+        config: of the run.
+        data: identity of what it is trained on.
+        checkpoints: in the folder ``checkpoints``.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, data: dict[str, Any], keep: int = 2):
+        self.folder = folder
+        self.config = config
+        self.data = data
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep)
+        self._lock: Any = None
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.name
+
+    @property
+    def finished(self) -> bool:
+        """Whether the checkpoint of the last step is there."""
+        return self.config.steps in self.checkpoints.steps()
+
+    @property
+    def hash(self) -> str:
+        """The config's hash."""
+        return config_hash(self.config, self.data)
+
+    def lock(self) -> None:
+        """Keep other processes from training here, until this one ends.
+
+        Raises:
+            UserError: another one already does.
+        """
+        self._lock = open(self.folder / ".lock", "w")  # noqa: SIM115  (held open on purpose)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{self.folder} is being trained by another process: wait for it, or choose "
+                "another --name"
+            ) from None
+
+    def record_start(self, parameters: int, resumed_from: int | None) -> None:
+        """Append to ``provenance.json`` that training starts, or goes on, here and now."""
+        path = self.folder / "provenance.json"
+        starts = json.loads(path.read_text())["starts"] if path.exists() else []
+        starts.append(
+            {
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "resumed_from": resumed_from,
+                **provenance(),
+            }
+        )
+        write_json(path, {"parameters": parameters, "starts": starts})
+
+    @property
+    def last_start(self) -> dict[str, Any]:
+        """What ``provenance.json`` says of the last start."""
+        try:
+            return json.loads((self.folder / "provenance.json").read_text())["starts"][-1]
+        except (OSError, ValueError, KeyError, IndexError):
+            raise UserError(
+                f"{self.folder}/provenance.json is missing or cannot be read: train the run again"
+            ) from None
+
+
+class Metrics:
+    """``metrics.jsonl``, a row an entry, and TensorBoard events where tensorboardX is installed.
+
+    Args:
+        folder: of the run.
+        after: rows of later steps are dropped, when a run goes on from this one.
+    """
+
+    def __init__(self, folder: Path, after: int):
+        path = folder / "metrics.jsonl"
+        kept = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    row = json.loads(line)
+                except ValueError:  # the last line of a process that was killed
+                    continue
+                if row["step"] <= after:
+                    kept.append(line)
+        part = path.with_name(".metrics.part")
+        part.write_text("".join(line + "\n" for line in kept))
+        os.replace(part, path)
+        self._file = open(path, "a")  # noqa: SIM115  (open as long as the run)
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            self._board = None
+        else:
+            self._board = SummaryWriter(str(folder), purge_step=after + 1 if after else None)
+
+    def write(self, step: int, **values: float | None) -> None:
+        """Append one row."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            if self._board is not None and value is not None:
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        every = sorted(old.keys() | new.keys())
+        lines = [_differences(old.get(k), new.get(k), f"{path}.{k}" if path else k) for k in every]
+        return [line for some in lines for line in some]
+    return [] if old == new else [f"{path} ({old!r} there, {new!r} now)"]
+
+
+def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+    try:
+        saved = json.loads((folder / "config.json").read_text())
+        return RunConfig.from_json(saved["config"]), saved["data"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise UserError(
+                f"{folder} is no run: it has no config.json; name a folder that train.py made"
+            ) from None
+        raise UserError(f"{folder}/config.json cannot be read: {error}") from None
+
+
+def start_run(
+    out: Path, name: str | None, config: RunConfig, data: dict[str, Any], keep: int = 2
+) -> Run:
+    """Give the folder of a run: a new one, or an unfinished or finished one of the same config.
+
+    Raises:
+        UserError: the folder holds another config (the differing keys are named), is no run, or
+            cannot be written.
+    """
+    if keep < 1:
+        raise UserError(f"--keep is {keep}: at least 1 checkpoint must be kept")
+    folder = Path(out) / (config.default_name if name is None else name)
+    if (folder / "config.json").exists():
+        old_config, old_data = _read(folder)
+        differing = _differences(
+            {**dataclasses.asdict(old_config), "data identity": old_data},
+            {**dataclasses.asdict(config), "data identity": data},
+        )
+        if differing:
+            raise UserError(
+                f"{folder} holds a run of another config; differing: {'; '.join(differing)}; "
+                "choose another --name or --out"
+            )
+    elif folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and no run: choose another --name or --out")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        saved = {"config": dataclasses.asdict(config), "data": data}
+        write_json(folder / "config.json", {**saved, "hash": config_hash(config, data)})
+    run = Run(folder, config, data, keep)
+    run.lock()
+    return run
+
+
+def open_run(folder: Path) -> Run:
+    """Open a finished run, to evaluate it.
+
+    Raises:
+        UserError: the folder is no run, or the run is unfinished.
+    """
+    folder = Path(folder)
+    config, data = _read(folder)
+    run = Run(folder, config, data)
+    if not run.finished:
+        steps = run.checkpoints.steps()
+        reached = f"step {steps[-1]}" if steps else "no checkpoint"
+        raise UserError(
+            f"{folder} is unfinished ({reached} of {config.steps} steps): give its training "
+            "command again to finish it"
+        )
+    return run

@@ -1,0 +1,1 @@
+"""Experiments: what they cost, how to run them, and what came out."""

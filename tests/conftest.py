@@ -1,0 +1,27 @@
+"""What all tests share: shapes checked at run time, one cache folder, skips that fail on demand."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# Before JAX starts: the checks that need several devices make them of this machine's cores.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["posenc", "eval"], "typechecker.check")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fail-on-skip", action="store_true", help="a skipped test is a failure")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    outcome = yield
+    report = outcome.get_result()
+    if report.skipped and item.config.getoption("--fail-on-skip"):
+        report.outcome = "failed"
+        report.longrepr = f"skipped, where a skip is a failure: {report.longrepr}"
