@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: help setup demo test test-fast test-all lint clean
+.PHONY: help setup demo docs test test-fast test-all lint clean
 
 help:
 	@echo "make demo       train five encodings on embedded text, draw how each extrapolates (10 min)"
@@ -33,6 +33,12 @@ setup: $(VENV)/.installed
 
 demo: setup
 	$(BIN)/python -m studies.demo
+
+# The results that the README shows: from the demo's rows, by the committed code.
+docs: demo
+	mkdir -p docs/demo
+	cp demo/report/rows.jsonl demo/report/table.md demo/report/figure.png docs/demo/
+	$(BIN)/python -m studies.readme
 
 test: setup
 	$(PYTEST) -m 'not slow and not peers'

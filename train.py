@@ -22,6 +22,7 @@ import tyro
 
 from posenc import data as datasets
 from posenc.checkpoints import abstract
+from posenc.cli import parse
 from posenc.compilation import keep_compiled
 from posenc.errors import UserError, one_line_errors
 from posenc.progress import reporting
@@ -302,4 +303,4 @@ def main(arguments: Arguments) -> list[Path]:
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(tyro.cli(Arguments, description=__doc__))
+        main(parse(Arguments, __doc__))

@@ -15,6 +15,7 @@ from eval.report import write_report
 from eval.report.rows import read_rows
 from eval.report.table import console_table
 from eval.scoring import BATCH_TOKENS
+from posenc.cli import parse_subcommand
 from posenc.compilation import keep_compiled
 from posenc.errors import one_line_errors
 
@@ -80,9 +81,8 @@ def _write(rows: list[dict], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one subcommand."""
-    chosen = tyro.extras.subcommand_cli_from_dict(
-        {"score": Score, "report": Report}, prog="python -m eval", args=arguments
-    )
+    commands = {"score": Score, "report": Report}
+    chosen = parse_subcommand(commands, "python -m eval", arguments)
     with one_line_errors():
         score(chosen) if isinstance(chosen, Score) else report(chosen)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import tyro
 from flax import nnx
 
+from posenc.cli import parse_subcommand
 from posenc.conformance import conformance
 from posenc.data import CORPORA
 from posenc.encodings import REGISTRY, find_class, format_spec, parse_spec
@@ -118,7 +119,7 @@ def main() -> None:
         "check": Check,
         "cite": Cite,
     }
-    chosen = tyro.extras.subcommand_cli_from_dict(commands, prog="python -m posenc")
+    chosen = parse_subcommand(commands, "python -m posenc")
     with one_line_errors():
         if isinstance(chosen, List):
             show_list()

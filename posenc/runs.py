@@ -75,6 +75,8 @@ class RunConfig:
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise UserError(f"{option} is {getattr(self, name)}: it must be at least 1")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"seed {self.seed} is outside 0 <= seed < 2**32: give one inside")
         object.__setattr__(self, "encoding", format_spec(parse_spec(self.encoding)))
 
     @classmethod

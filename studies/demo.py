@@ -12,13 +12,13 @@ import dataclasses
 import time
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
 import train
 from eval.evaluate import Row, evaluate
 from eval.report import write_report
 from eval.report.table import console_table
+from posenc.cli import parse
 from posenc.errors import one_line_errors
 
 ENCODINGS = ("wpe", "sinusoidal", "rope", "alibi", "nope")
@@ -125,4 +125,4 @@ def main(arguments: Demo) -> None:
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(tyro.cli(Demo, description=__doc__))
+        main(parse(Demo, __doc__))

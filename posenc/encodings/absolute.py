@@ -118,7 +118,7 @@ class Sinusoidal(PositionalEncoding):
 
     Vaswani et al. multiply the token embedding by ``sqrt(M)`` before the sum. Here models differ in
     nothing but the encoding, so the token embedding stays and the sinusoid is divided by
-    ``sqrt(M)`` instead: the same ratio between the two.
+    ``sqrt(M)`` instead: for one token embedding the same sum, up to that factor.
 
     Args:
         dims: of the model.

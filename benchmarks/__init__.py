@@ -1,0 +1,1 @@
+"""Speed and memory, in one run, beside what they are compared with."""

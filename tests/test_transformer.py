@@ -1,0 +1,138 @@
+"""The model's own rules: cache limits, devices' NaN, generation, shapes of its presets."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from posenc.encodings import PositionOutOfRange
+from posenc.errors import UserError
+from posenc.generate import generate, left_padded
+from posenc.transformer import PRESETS, Transformer, TransformerConfig, count_parameters
+
+CONFIG = TransformerConfig(vocab_size=31, layers=2, width=16, heads=2, init_std=0.3)
+
+
+def naive_greedy(model, prompt, new_tokens):
+    """Decode without a cache: the whole sequence again for every token."""
+    forward = jax.jit(lambda ids: model(ids, jnp.arange(24)[None]))
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        padded = np.zeros((1, 24), np.int32)
+        padded[0, : len(ids)] = ids
+        ids.append(int(np.argmax(np.asarray(forward(padded))[0, len(ids) - 1])))
+    return ids[len(prompt) :]
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("encoding", ["wpe", "rope"])
+def test_greedy_decoding_equals_decoding_without_a_cache(encoding):
+    model = Transformer(CONFIG, encoding, 24, seed=2)
+    prompts = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
+    expected = [naive_greedy(model, prompt, 9) for prompt in prompts]
+    assert generate(model, prompts, 9).tolist() == expected
+    assert generate(model, prompts[:1], 1).tolist() == [expected[0][:1]]
+
+
+@pytest.mark.fast
+def test_generation_stops_where_the_encoding_does():
+    model = Transformer(CONFIG, "wpe", 8, seed=2)
+    assert generate(model, [[1, 2, 3]], 6).shape == (1, 6)  # the last token is fed at position 7
+    with pytest.raises(PositionOutOfRange, match="position 8 has no representation in wpe"):
+        generate(model, [[1, 2, 3]], 7)
+    with pytest.raises(UserError, match="a prompt is empty"):
+        generate(model, [[1], []], 2)
+    with pytest.raises(UserError, match="0 new tokens"):
+        generate(model, [[1]], 0)
+
+
+@pytest.mark.fast
+def test_left_padding_aligns_on_the_right():
+    tokens, segments = left_padded([[5], [1, 2, 3]])
+    np.testing.assert_array_equal(tokens, [[0, 0, 5], [1, 2, 3]])
+    np.testing.assert_array_equal(segments, [[0, 0, 1], [1, 1, 1]])
+
+
+@pytest.mark.fast
+def test_a_full_cache_is_refused_on_the_host_and_nan_on_the_device():
+    model = Transformer(CONFIG, "nope", 8)
+    tokens, positions = jnp.ones((1, 6), jnp.int32), jnp.arange(6)[None]
+    cache = model.start_cache(1, 8)
+    _, cache = model(tokens, positions, cache=cache)
+    with pytest.raises(UserError, match=r"6 cached tokens and 6 new ones .* of 8 slots"):
+        model(tokens, positions, cache=cache)
+    logits, _ = jax.jit(lambda cache: model(tokens, positions, cache=cache))(cache)
+    assert np.isnan(np.asarray(logits)).all()
+
+
+@pytest.mark.fast
+def test_poison_reaches_cached_decoding():
+    model = Transformer(CONFIG, "wpe", 4)
+    step = jax.jit(lambda t, p, c: model(t, p, cache=c))
+    cache, seen = model.start_cache(1, 8), []
+    for position in (0, 3, 4, 1):  # the third has no row, and the fourth sees it
+        logits, cache = step(jnp.ones((1, 1), jnp.int32), jnp.full((1, 1), position), cache)
+        seen.append(bool(np.isnan(np.asarray(logits)).all()))
+    assert seen == [False, False, True, True]
+
+
+@pytest.mark.fast
+def test_activations_in_bfloat16_keep_float32_parameters_and_logits():
+    config = TransformerConfig(vocab_size=31, layers=1, width=16, heads=2, dtype="bfloat16")
+    model = Transformer(config, "rope+alibi", 8)
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
+    tokens, positions = jnp.ones((1, 8), jnp.int32), jnp.arange(8)[None]
+    hidden, _ = model.hidden(tokens, positions)
+    assert hidden.dtype == jnp.bfloat16
+    logits = model.logits(hidden)
+    assert logits.dtype == jnp.float32
+    table = model.embedding.embedding[...].astype(jnp.bfloat16)
+    expected = np.asarray(hidden, np.float64) @ np.asarray(table, np.float64).T
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_count_as_their_shapes_say(name):
+    shape = PRESETS[name]
+    model = nnx.eval_shape(lambda: Transformer(shape, "nope", 16))
+    m, inner, bias = shape.width, shape.inner_width, shape.bias
+    norm = m * (2 if bias else 1)
+    attention = 4 * (m * m + m * bias)
+    mlp = (3 if shape.activation == "swiglu" else 2) * m * inner + (inner + m) * bias
+    expected = shape.layers * (attention + mlp + 2 * norm) + norm + shape.vocab_size * m
+    assert count_parameters(model) == expected
+
+
+@pytest.mark.fast
+def test_a_context_length_below_one_is_refused():
+    with pytest.raises(UserError, match="context length 0: it must be at least 1"):
+        posenc.Transformer(CONFIG, "nope", 0)
+
+
+def test_memory_of_the_whole_model_grows_with_the_length():
+    """Law 10 for a forward pass and a training step, by the compiler's account; nothing runs."""
+    from posenc.training import mean_nll, split
+
+    model = Transformer(CONFIG, "alibi", 64)
+    merge, parameters = split(model)
+
+    def bytes_at(length, train):
+        tokens = jax.ShapeDtypeStruct((1, length), jnp.int32)
+        mask = jax.ShapeDtypeStruct((1, length), bool)
+        batch = dict.fromkeys(("inputs", "targets", "positions", "segments"), tokens)
+
+        def loss(parameters, batch):
+            return mean_nll(merge(parameters), batch)
+
+        function = jax.grad(loss) if train else loss
+        lowered = jax.jit(function).lower(parameters, {**batch, "mask": mask})
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    for train in (False, True):
+        sizes = [bytes_at(length, train) for length in (2048, 4096, 8192)]
+        assert sizes[1] <= 2.1 * sizes[0]
+        assert sizes[2] <= 2.1 * sizes[1]
