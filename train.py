@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 
 import flax.nnx as nnx
 import jax
+import numpy as np
 import tyro
 
 from posenc import data as datasets
@@ -26,8 +27,8 @@ from posenc.cli import parse
 from posenc.compilation import keep_compiled
 from posenc.errors import UserError, one_line_errors
 from posenc.progress import reporting
-from posenc.runs import Metrics, Run, RunConfig, start_run
-from posenc.training import OptimizerConfig, Trainer
+from posenc.runs import Metrics, Run, RunConfig, check_run, start_run
+from posenc.training import OptimizerConfig, Trainer, check_batch_size
 from posenc.transformer import Transformer, count_parameters, preset
 
 # Validation looks beyond the training length, where the encoding can.
@@ -170,7 +171,6 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
     config, checkpoints = run.config, run.checkpoints
     model = Transformer(config.model, config.encoding, config.train_length, seed=config.seed)
     trainer = Trainer(model, config.optimizer, config.steps, config.seed)
-    trainer.check_batch_size(config.batch_size)
     state = trainer.start()
 
     # Where to start: the checkpoint that was asked for, else the last one, else the beginning.
@@ -220,8 +220,9 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
                 )
                 report.update(done, f"loss {loss:.3f}, {rate:,.0f} tokens/s,")
 
-            valid_loss = None
-            if done % config.eval_every == 0 or last:
+            # A checkpoint is saved with its loss, by which the best one is known.
+            valid_loss, saves = None, done % config.checkpoint_every == 0 or last
+            if done % config.eval_every == 0 or saves:
                 check(done, values)
                 # Beyond an encoding's table there is no loss to report, and none is made up.
                 losses = {
@@ -236,29 +237,33 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
                 )
                 report.say(f"{run.name}: step {done}, validation loss {shown}")
 
-            if done % config.checkpoint_every == 0 or last or stop.signal is not None:
+            if saves or stop.signal is not None:
                 check(done, values)
                 checkpoints.save(done, state, valid_loss)
-            if stop.signal is not None and not last:
-                checkpoints.finish()
-                metrics.close()
-                report.say(f"{run.folder}: saved step {done}; give the same command to go on")
-                raise SystemExit(128 + stop.signal)
+            if stop.signal is not None:
+                break
         checkpoints.finish()
         metrics.close()
+        if stop.signal is not None:
+            report.say(f"{run.folder}: saved step {done}; give the same command to go on")
+            raise SystemExit(128 + stop.signal)
 
 
 def main(arguments: Arguments) -> list[Path]:
     """Train whatever is not trained yet, and give the folders of all runs."""
     # --- Everything that can be wrong is found before a folder is made -------------------------
     configs = configs_of(arguments)
-    if arguments.name is not None and len(configs) > 1:
-        raise UserError(
-            f"--name {arguments.name} names one run, and these are {len(configs)}: "
-            "leave it out, or train one at a time"
-        )
+    for option, value in (("--name", arguments.name), ("--checkpoint", arguments.checkpoint)):
+        if value is not None and len(configs) > 1:
+            raise UserError(
+                f"{option} {value} is of one run, and these are {len(configs)}: "
+                "leave it out, or name one encoding and one seed"
+            )
     for config in configs:
-        nnx.eval_shape(lambda c=config: Transformer(c.model, c.encoding, c.train_length))
+        model = nnx.eval_shape(lambda c=config: Transformer(c.model, c.encoding, c.train_length))
+        # Training feeds every position of a window: one that the encoding lacks is refused here.
+        model.encoding.check_positions(np.arange(config.train_length))
+    check_batch_size(arguments.batch_size)
     print(f"compiled programs are kept in {keep_compiled()}")
 
     # --- Data: the same for every run -----------------------------------------------------------
@@ -267,7 +272,7 @@ def main(arguments: Arguments) -> list[Path]:
     identity = datasets.identity(corpus, tokenizer, arguments.bos)
     streams = {
         name: datasets.TokenStream(datasets.split(corpus, name), tokenizer, arguments.bos)
-        for name in ("train", "valid")
+        for name in datasets.SPLITS  # test too: an evaluation will want it
     }
     windows = datasets.Windows(streams["train"], arguments.train_length)
     valid = validation_batches(streams["valid"], configs[0])
@@ -275,6 +280,9 @@ def main(arguments: Arguments) -> list[Path]:
         f"data: {corpus.name}, {datasets.describe_split(corpus)}; "
         f"{len(streams['train'].tokens):,} training tokens"
     )
+
+    for config in configs:
+        check_run(arguments.out, arguments.name, config, identity, arguments.checkpoint)
 
     # --- One run after the other ------------------------------------------------------------------
     folders, failures = [], []

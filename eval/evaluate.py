@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import sys
@@ -10,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import nnx
 
 from eval.protocols import PROTOCOLS, VERY_FEW_DOCUMENTS, Bos, Scores, Settings, check_ladder
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, load_model, score_plan
 from posenc import data as datasets
-from posenc.encodings.registry import Part, parse_part
+from posenc.encodings.base import EncodingError
+from posenc.encodings.registry import Part, nearest, parse_part
 from posenc.errors import UserError
 from posenc.progress import reporting
-from posenc.runs import Run, open_run, provenance
+from posenc.runs import Run, open_run, provenance, recipe_hash, source_hash
+from posenc.transformer import Transformer
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -85,6 +89,11 @@ def _certificate(run: Run, step: int, settings: Settings, here: dict[str, Any]) 
         "model": config.preset,
         "parameters": parameters,
         "bos": settings.bos,
+        # What decides which tokens are scored, beside the length.
+        "longest_length": max(settings.lengths),
+        "block_spacing": settings.spacing,
+        "blocks_per_document": settings.blocks,
+        "tokens_per_document": settings.tokens_per_document,
         "seed": config.seed,
         "train_tokens": step * config.batch_size * config.train_length,
         "train_length": config.train_length,
@@ -92,12 +101,19 @@ def _certificate(run: Run, step: int, settings: Settings, here: dict[str, Any]) 
         "checkpoint_step": step,
         "data": run.data,
         "config_hash": run.hash,
+        "recipe_hash": recipe_hash(config),
         "trained_with": {
             key: start[key] for key in ("commit", "dirty", "versions", "device", "matmul_precision")
         },
         "dtype": config.model.dtype,
         **here,
     }
+
+
+def _code(model: Transformer) -> str:
+    """Give a hash of the code that scores depend on: posenc's own and that of plug-ins."""
+    files = {inspect.getsourcefile(type(part)) for part in model.encoding.parts}
+    return source_hash(file for file in files if file)
 
 
 def _empty(length: int, extend: str | None, reason: str | None) -> Row:
@@ -132,6 +148,7 @@ def _refer(rows: list[Row], train_length: int) -> None:
     for protocol in {row["protocol"] for row in rows} - {"per_position"}:
         own = [row for row in rows if row["protocol"] == protocol and row["defined"]]
         within = [r["nll"] for r in own if r["length"] <= train_length and r["extend"] is None]
+        within = [nll for nll in within if math.isfinite(nll)]
         if not within:
             continue
         for row in own:
@@ -169,6 +186,7 @@ def score_run(
     }
     weights = json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"]
     certificate = _certificate(run, step, settings, provenance())
+    code = _code(model)
     rows: list[Row] = []
     total = sum(
         w.length
@@ -183,8 +201,7 @@ def score_run(
             if policy is None and limit is not None and length > limit:
                 reason = f"no position beyond {limit - 1}"
                 context = {"context": length - settings.targets, "targets": settings.targets}
-                whole = {"tokens_per_document": settings.tokens_per_document}
-                for name, own in (("nll_by_context", context), ("non_overlapping", whole)):
+                for name, own in (("nll_by_context", context), ("non_overlapping", {})):
                     rows.append({"protocol": name, **_empty(length, None, reason), **own})
                 continue
 
@@ -204,6 +221,8 @@ def score_run(
                 "extend": extend,
                 "length": length,
                 "data": run.data,
+                "code": code,
+                "versions": certificate["versions"],
                 "precision": certificate["matmul_precision"],
                 "device": certificate["device"],
             }
@@ -229,7 +248,7 @@ def score_run(
                             "protocol": name,
                             **_empty(length, extend, None),
                             **reduced,
-                            "perplexity": math.exp(nll) if nll < 700 else math.inf,
+                            "perplexity": math.inf if nll > 700 else math.exp(nll),
                             "bits_per_byte": nll / math.log(2) / per_token,
                         }
                     )
@@ -291,6 +310,7 @@ def evaluate(
         tokens_per_document=tokens_per_document,
         bos=bos,
     )
+    _check_policies(runs, policies, settings, allow_plugins)
     texts: dict[str, TestText] = {}
     rows: list[Row] = []
     for run in runs:
@@ -315,6 +335,27 @@ def evaluate(
             f"({reasons}): give a shorter length, or a policy with --extend"
         )
     return rows
+
+
+def _check_policies(
+    runs: list[Run], policies: list[Part], settings: Settings, allow_plugins: bool
+) -> None:
+    """Find a policy that a run needs and does not have before anything is scored."""
+    for run in runs:
+        config = run.config
+        model = nnx.eval_shape(
+            lambda c=config: Transformer(
+                c.model, c.encoding, c.train_length, allow_plugins=allow_plugins
+            )
+        )
+        for part in model.encoding.parts:
+            ends = part.max_position is not None and part.max_position < max(settings.lengths)
+            for policy in policies:
+                if ends and policy.name not in part.extensions:
+                    raise EncodingError(
+                        f"{part.name} of {run.name} has no extension policy {policy.name!r}: "
+                        f"{nearest(policy.name, part.extensions)}"
+                    )
 
 
 def _check_text(text: TestText, settings: Settings, run: Run) -> None:

@@ -68,8 +68,9 @@ class Settings:
         blocks: of a document, at most.
         tokens_per_document: of each document's beginning, for the non-overlapping windows.
         bos: ``keep`` places a BOS where training did, at a document's beginning, if the run was
-            trained so; ``prepend`` places one at the start of every window, where it takes one of
-            the places; ``none`` places none at all.
+            trained so (no window of NLL by context begins there: its places before the block are
+            tokens); ``prepend`` places one at the start of every window, where it takes one of the
+            places; ``none`` places none at all.
     """
 
     lengths: tuple[int, ...]
@@ -109,7 +110,6 @@ class NllByContext:
             count = min(settings.blocks, 1 + room // settings.spacing)
             for block in range(count):
                 start = longest + (block * room // (count - 1) if count > 1 else room // 2)
-                # A document's own BOS is in reach where the context is the whole of what precedes.
                 windows.append(
                     Window(document, start - context + prepend, length, context, prepend)
                 )
@@ -156,8 +156,7 @@ class NonOverlapping:
 
     def reduce(self, scores: Scores, length: int, settings: Settings) -> list[dict[str, Any]]:
         """Give one row: the mean over all scored tokens."""
-        row = _mean(scores.nll, scores.windows)
-        return [{**row, "tokens_per_document": settings.tokens_per_document}]
+        return [_mean(scores.nll, scores.windows)]
 
 
 class PerPosition:

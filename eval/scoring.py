@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from flax import nnx
 from eval.protocols import Scores, Window
 from posenc.checkpoints import abstract
 from posenc.encodings.registry import Part
+from posenc.errors import UserError
 from posenc.runs import Run
 from posenc.training import split, token_nll
 from posenc.transformer import Transformer
@@ -122,12 +126,46 @@ def score_plan(
     whole, partial = store / f"{key}.npz", store / f"{key}.f32"
     counts = np.array([window.length - window.first for window in windows], np.int64)
     ends = np.cumsum(counts)
-    if whole.exists():
-        progress(int(table[:, 2].sum()))
-        with np.load(whole) as kept:
-            return Scores(windows, kept["nll"])
-
     store.mkdir(parents=True, exist_ok=True)
+    with open(store / f".{key}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{store} is being written by another process that scores the same: wait for it"
+            ) from None
+        nll = _kept(whole, int(counts.sum()))
+        if nll is not None:
+            progress(int(table[:, 2].sum()))
+            return Scores(windows, nll)
+        return _score_rest(
+            make_scorer, windows, table, ends, documents, bos, whole, partial, text, progress
+        )
+
+
+def _kept(path: Path, size: int) -> np.ndarray | None:
+    """Read kept scores; None where there are none, or the file is damaged."""
+    try:
+        with np.load(path) as kept:
+            nll = kept["nll"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        return None
+    return nll if nll.shape == (size,) else None
+
+
+def _score_rest(
+    make_scorer: Callable[[], Scorer],
+    windows: list[Window],
+    table: np.ndarray,
+    ends: np.ndarray,
+    documents: list[np.ndarray],
+    bos: int,
+    whole: Path,
+    partial: Path,
+    identity: str,
+    progress: Callable[[int], None],
+) -> Scores:
+    """Score the windows behind the last one that the partial file holds whole."""
     partial.touch()
     have = int(np.searchsorted(ends, partial.stat().st_size // 4, side="right"))
     progress(int(table[:have, 2].sum()))
@@ -144,9 +182,9 @@ def score_plan(
             have += len(some)
             progress(sum(window.length for window in some))
     every = np.fromfile(partial, np.float32)
-    part = store / f".{key}.part.npz"
+    part = whole.with_name(f".{whole.stem}.part.npz")
     columns = {field: table[:, i] for i, field in enumerate(Window._fields)}
-    np.savez_compressed(part, nll=every, identity=np.array(text), **columns)  # type: ignore[arg-type]
+    np.savez_compressed(part, nll=every, identity=np.array(identity), **columns)  # type: ignore[arg-type]
     part.replace(whole)
     partial.unlink()
     return Scores(windows, every)

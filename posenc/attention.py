@@ -12,6 +12,7 @@ import functools
 import itertools
 from typing import Any
 
+import einops
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -404,10 +405,10 @@ class Attention(nnx.Module):
             dense: take the dense path.
         """
         batch, length, _ = x.shape
-        by_head = (batch, length, -1, self.head_width)
-        q = self.query(x).reshape(by_head)
-        k = self.key(x).reshape(by_head)
-        v = self.value(x).reshape(by_head)
+        q, k, v = (
+            einops.rearrange(project(x), "b t (h d) -> b t h d", d=self.head_width)
+            for project in (self.query, self.key, self.value)
+        )
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
 
@@ -424,9 +425,9 @@ class Attention(nnx.Module):
             carry = cache.carry
         kept = (k, v)
 
-        repeats = self.heads // self.kv_heads
-        if repeats > 1:
-            k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
+        if self.kv_heads < self.heads:
+            repeats = self.heads // self.kv_heads
+            k, v = (einops.repeat(x, "b s g d -> b s (g r) d", r=repeats) for x in (k, v))
         queries = dataclasses.replace(queries, x=q, features=own)
         queries = dataclasses.replace(queries, rotated=encoding.rotate_queries(queries))
         keys = dataclasses.replace(keys, x=k, features=features)
@@ -437,7 +438,7 @@ class Attention(nnx.Module):
             mixed, carry = attend(
                 encoding, queries, keys, v, carry, causal=causal, aligned=cache is None
             )
-        out = self.out(mixed.reshape(batch, length, -1))
+        out = self.out(einops.rearrange(mixed, "b t h d -> b t (h d)"))
         if cache is None:
             return out, None
         return out, LayerCache(*kept, features, state, carry)

@@ -42,7 +42,11 @@ def one_line_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
-        message = f"{error.filename}: {error.strerror}; make room, or choose another folder"
+        where = f"{error.filename}: " if error.filename else "cannot write: "
+        message = f"{where}{error.strerror}; make room, or choose another folder"
+    except KeyboardInterrupt:
+        print("posenc: interrupted; give the same command again to go on", file=sys.stderr)
+        raise SystemExit(130) from None
     else:
         return
     print("posenc: " + " ".join(message.split()), file=sys.stderr)

@@ -13,13 +13,14 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
 
 from posenc.checkpoints import Checkpoints, write_json
-from posenc.encodings.registry import format_spec, parse_spec
+from posenc.encodings.registry import canonical_spec
 from posenc.errors import UserError
 from posenc.training import OptimizerConfig
 from posenc.transformer import TransformerConfig
@@ -77,7 +78,7 @@ class RunConfig:
                 raise UserError(f"{option} is {getattr(self, name)}: it must be at least 1")
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} is outside 0 <= seed < 2**32: give one inside")
-        object.__setattr__(self, "encoding", format_spec(parse_spec(self.encoding)))
+        object.__setattr__(self, "encoding", canonical_spec(self.encoding))
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> RunConfig:
@@ -90,7 +91,11 @@ class RunConfig:
     @property
     def default_name(self) -> str:
         """The run's name, made from encoding, training length and seed."""
-        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", self.encoding).strip("-")
+        # What joins parts and layers is told apart: rope+alibi and rope,alibi are two runs.
+        text = self.encoding
+        for mark, word in (("+", "_plus_"), ("*", "_times_"), ("),", ")_then_"), (",", "_then_")):
+            text = text.replace(mark, word)
+        slug = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
         return f"{slug}-T{self.train_length}-seed{self.seed}"
 
 
@@ -98,6 +103,23 @@ def config_hash(config: RunConfig, data: dict[str, Any]) -> str:
     """Give the SHA-256 of a config and the identity of its data, 16 hexadecimal digits."""
     text = json.dumps([dataclasses.asdict(config), data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def recipe_hash(config: RunConfig) -> str:
+    """Give a hash of all that runs share which differ in encoding, seed and data at the most."""
+    recipe = dataclasses.replace(config, encoding="none", seed=0, data="")
+    recipe = dataclasses.replace(recipe, eval_every=1, eval_tokens=1, checkpoint_every=1)
+    return config_hash(recipe, {})
+
+
+def source_hash(files: Iterable[str | Path] = ()) -> str:
+    """Give a hash of posenc's own sources, and of other files that a number depends on."""
+    root = Path(__file__).resolve().parent
+    own = [*root.rglob("*.py"), *(root.parent / "eval").glob("*.py")]
+    digest = hashlib.sha256()
+    for path in [*sorted(own), *sorted(map(Path, files))]:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _git(*words: str) -> str | None:
@@ -274,17 +296,19 @@ def _read(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
         raise UserError(f"{folder}/config.json cannot be read: {error}") from None
 
 
-def start_run(
-    out: Path, name: str | None, config: RunConfig, data: dict[str, Any], keep: int = 2
-) -> Run:
-    """Give the folder of a run: a new one, or an unfinished or finished one of the same config.
+def check_run(
+    out: Path,
+    name: str | None,
+    config: RunConfig,
+    data: dict[str, Any],
+    checkpoint: int | None = None,
+) -> Path:
+    """Give the folder that a run would live in, if it may; nothing is written.
 
     Raises:
-        UserError: the folder holds another config (the differing keys are named), is no run, or
-            cannot be written.
+        UserError: the folder holds another config (the differing keys are named) or is no run, or
+            the checkpoint to resume from is not there.
     """
-    if keep < 1:
-        raise UserError(f"--keep is {keep}: at least 1 checkpoint must be kept")
     folder = Path(out) / (config.default_name if name is None else name)
     if (folder / "config.json").exists():
         old_config, old_data = _read(folder)
@@ -299,7 +323,25 @@ def start_run(
             )
     elif folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and no run: choose another --name or --out")
-    else:
+    steps = Checkpoints(folder / "checkpoints").steps()
+    if checkpoint is not None and checkpoint not in steps:
+        there = ", ".join(map(str, steps)) or "none"
+        raise UserError(f"--checkpoint {checkpoint}: {folder} has no such step; it has: {there}")
+    return folder
+
+
+def start_run(
+    out: Path, name: str | None, config: RunConfig, data: dict[str, Any], keep: int = 2
+) -> Run:
+    """Give the folder of a run: a new one, or an unfinished or finished one of the same config.
+
+    Raises:
+        UserError: as ``check_run``; or another process trains there.
+    """
+    if keep < 1:
+        raise UserError(f"--keep is {keep}: at least 1 checkpoint must be kept")
+    folder = check_run(out, name, config, data)
+    if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         saved = {"config": dataclasses.asdict(config), "data": data}
         write_json(folder / "config.json", {**saved, "hash": config_hash(config, data)})

@@ -26,6 +26,8 @@ Batch = dict[str, Any]
 # Logits of at most so many tokens times vocabulary exist at a time (256 MiB in float32).
 LOGITS_AT_A_TIME = 2**26
 
+DROPOUT_STREAM = 0x64726F70
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
@@ -50,6 +52,16 @@ class OptimizerConfig:
     b2: float = 0.95
     eps: float = 1e-8
     clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, least in (("learning_rate", 0), ("clip_norm", 0), ("eps", 0)):
+            if not getattr(self, name) > least:
+                option = "--" + name.replace("_", "-")
+                raise UserError(f"{option} is {getattr(self, name)}: it must be above {least}")
+        for name in ("warmup_steps", "weight_decay", "final_share"):
+            if not getattr(self, name) >= 0:
+                option = "--" + name.replace("_", "-")
+                raise UserError(f"{option} is {getattr(self, name)}: it must be at least 0")
 
 
 def split(model: nnx.Module) -> tuple[Callable[[Parameters], Any], Parameters]:
@@ -88,7 +100,8 @@ def decayed(model: Transformer, parameters: Parameters) -> dict[str, bool]:
 def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     """Give the learning rate by step: linear warm-up, then cosine decay to the end.
 
-    The first step takes a share ``1 / warmup_steps`` of the peak, the last one ``final_share``.
+    The first step takes a share ``1 / warmup_steps`` of the peak; the last one ``final_share``,
+    unless the run ends within the warm-up.
     """
     warmup = min(config.warmup_steps, steps)
     from_zero = optax.warmup_cosine_decay_schedule(
@@ -160,6 +173,16 @@ def mean_nll(model: Transformer, batch: Batch, key: Array | None = None) -> Floa
     return jnp.sum(chosen) / jnp.maximum(jnp.sum(batch["mask"]), 1)
 
 
+def check_batch_size(batch_size: int) -> None:
+    """Raise ``UserError`` if the devices cannot share a batch evenly."""
+    devices = jax.device_count()
+    if batch_size % devices:
+        raise UserError(
+            f"--batch-size {batch_size} cannot be shared by {devices} devices: "
+            f"make it a multiple of {devices}"
+        )
+
+
 class Trainer:
     """A model, its optimiser and the compiled functions that train and validate it.
 
@@ -174,7 +197,9 @@ class Trainer:
         merge, parameters = split(model)
         transform = optimizer(config, steps, decayed(model, parameters))
         rate = schedule(config, steps)
-        dropout_key = jax.random.key(seed) if model.config.dropout else None
+        # A stream of its own: without a tag the first steps' keys are those of the initialisation.
+        tagged = jax.random.fold_in(jax.random.key(seed), DROPOUT_STREAM)
+        dropout_key = tagged if model.config.dropout else None
         # All devices share a batch's rows; every device holds all parameters. Pinned on input and
         # output: left to the compiler, the sharding of moments drifts after a step, unseen.
         self.mesh = jax.make_mesh(
@@ -218,15 +243,6 @@ class Trainer:
     def start(self) -> dict[str, Any]:
         """Give the state before the first step: parameters, optimiser, step."""
         return jax.device_put(self._start, self.replicated)
-
-    def check_batch_size(self, batch_size: int) -> None:
-        """Raise ``UserError`` if the devices cannot share a batch evenly."""
-        devices = self.mesh.size
-        if batch_size % devices:
-            raise UserError(
-                f"a batch of {batch_size} rows cannot be shared by {devices} devices: "
-                f"make it a multiple of {devices}"
-            )
 
     def step(self, state: dict[str, Any], batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
         """Take one step on this process's rows of a batch; ``state`` is used up."""

@@ -68,6 +68,8 @@ class TransformerConfig:
         for name in ("vocab_size", "layers", "width", "heads"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1")
+        if self.mlp_width < 0:
+            raise UserError(f"mlp_width is {self.mlp_width}: it must be at least 0 (0: the usual)")
         if self.width % self.heads:
             near = [h for h in range(1, self.width + 1) if self.width % h == 0]
             near = sorted(near, key=lambda h: abs(h - self.heads))[:3]
@@ -321,13 +323,21 @@ class Transformer(nnx.Module):
 
         Raises:
             PositionOutOfRange: a position, known on the host, that the encoding cannot represent.
-            UserError: more tokens than the cache has slots for.
+            EncodingError: the encoding has no form without the causal mask.
+            UserError: more tokens than the cache has slots for, or positions of another type.
         """
         batch, length = tokens.shape
+        if not causal:
+            self.encoding.check_bidirectional()
         segments = jnp.ones((1, length), jnp.int32) if segments is None else segments
         streams = {} if streams is None else streams
         self._check_on_host(positions, segments, cache, length)
         tokens, positions, segments = map(jnp.asarray, (tokens, positions, segments))
+        if cache is not None and cache.positions.dtype != positions.dtype:
+            raise UserError(
+                f"positions of {positions.dtype} do not go into a cache of "
+                f"{cache.positions.dtype}: start it with positions={positions.dtype}"
+            )
         start = jnp.zeros((), jnp.int32) if cache is None else cache.length
         slots = (start + jnp.arange(length, dtype=jnp.int32))[None]
         queries = self._side(positions, streams, slots, segments)
@@ -396,8 +406,22 @@ class Transformer(nnx.Module):
         logits = self.logits(hidden)
         return logits if cache is None else (logits, cache)
 
-    def start_cache(self, batch: int, slots: int, streams: tuple[str, ...] = ()) -> Cache:
-        """Give an empty cache for ``slots`` tokens, with the named per-token streams."""
+    def start_cache(
+        self,
+        batch: int,
+        slots: int,
+        *,
+        positions: Any = jnp.int32,
+        streams: dict[str, Any] | None = None,
+    ) -> Cache:
+        """Give an empty cache for ``slots`` tokens.
+
+        Args:
+            batch: B.
+            slots: S.
+            positions: their type, float32 for an encoding that takes fractions.
+            streams: the type of every per-token stream, by name.
+        """
         config = self.config
         shape = (batch, slots, config.kv_heads or config.heads, config.head_width)
         layers = []
@@ -424,12 +448,12 @@ class Transformer(nnx.Module):
                     encoding.start_carry(batch, slots),
                 )
             )
-        empty = jnp.zeros((batch, slots), jnp.int32)
+        shape_2d = (batch, slots)
         return Cache(
             tuple(layers),
-            positions=empty,
-            segments=empty,
-            streams=dict.fromkeys(streams, empty),
+            positions=jnp.zeros(shape_2d, positions),
+            segments=jnp.zeros(shape_2d, jnp.int32),
+            streams={name: jnp.zeros(shape_2d, dtype) for name, dtype in (streams or {}).items()},
             length=jnp.zeros((), jnp.int32),
         )
 

@@ -19,7 +19,7 @@ from eval.evaluate import Row, evaluate
 from eval.report import write_report
 from eval.report.table import console_table
 from posenc.cli import parse
-from posenc.errors import one_line_errors
+from posenc.errors import UserError, one_line_errors
 
 ENCODINGS = ("wpe", "sinusoidal", "rope", "alibi", "nope")
 
@@ -83,6 +83,11 @@ def expectations(rows: list[Row], train_length: int, longest: int) -> list[tuple
 def main(arguments: Demo) -> None:
     """Train, evaluate, print the table and the predictions, name the figure."""
     lengths = tuple(round(m * arguments.train_length) for m in arguments.multiples)
+    if not min(lengths) <= arguments.train_length < max(lengths):
+        raise UserError(
+            f"--multiples gives lengths {', '.join(map(str, lengths))}: at least one must be "
+            f"within the training length {arguments.train_length}, and one beyond"
+        )
     print(
         f"demo: train {', '.join(ENCODINGS)} (model {arguments.model}) on {arguments.data} at "
         f"length {arguments.train_length} for {arguments.steps} steps each, then score them at "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 
 import pytest
 
@@ -16,6 +18,17 @@ install_import_hook(["posenc", "eval"], "typechecker.check")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fail-on-skip", action="store_true", help="a skipped test is a failure")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Text that is extracted and programs that are compiled go to a folder of this run's own, which
+    # its worker processes share. Set here, before they start.
+    if "POSENC_CACHE" not in os.environ:
+        os.environ["POSENC_CACHE"] = config.posenc_cache = tempfile.mkdtemp(prefix="posenc-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(getattr(config, "posenc_cache", ""), ignore_errors=True)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -36,7 +36,7 @@ class LooksAhead(PositionalEncoding):
 class ByPlace(PositionalEncoding):
     """Counts places of the array it is given instead of reading positions."""
 
-    shift_invariant = True
+    shift_invariant = "exact"
 
     def embed(self, x, positions, streams):
         return x + 0.1 * jnp.arange(x.shape[1], dtype=x.dtype)[None, :, None]

@@ -75,7 +75,7 @@ def test_specials_are_no_text():
 @fast
 def test_tokenizer_lookup():
     assert data.tokenizer("bytes").name == "bytes"
-    with pytest.raises(UserError, match="unknown tokenizer 'byte': nearest: bytes"):
+    with pytest.raises(UserError, match="unknown tokenizer 'byte': did you mean bytes"):
         data.tokenizer("byte")
 
 
@@ -140,7 +140,7 @@ def test_malformed_json_line(tmp_path, line, message):
 
 @fast
 def test_unknown_and_empty_corpora(tmp_path):
-    with pytest.raises(UserError, match=r"'manual': nearest: manuals.* path or glob of \.txt"):
+    with pytest.raises(UserError, match=r"'manual': did you mean manuals.* path or glob of \.txt"):
         load("manual")
     with pytest.raises(UserError, match="known: manuals, manuals-small; or give a path"):
         load(f"{tmp_path}/*.txt")
@@ -354,7 +354,7 @@ def train_ids():
 
 @fast
 def test_split_errors():
-    with pytest.raises(UserError, match="unknown split 'vald': nearest: valid"):
+    with pytest.raises(UserError, match="unknown split 'vald': did you mean valid"):
         split(corpus_of(b"a"), "vald")
     with pytest.raises(UserError, match=r"1 document\(s\) in 2 block\(s\).*at least 3"):
         split(corpus_of(b"a" * 131072), "train")
@@ -483,7 +483,7 @@ def test_window_errors():
         Windows(blocks, 4)
     with pytest.raises(UserError, match="window length 0 is below 1"):
         Windows(stream_of(b"abc"), 0)
-    with pytest.raises(UserError, match="unknown bos rule 'documents': nearest: document"):
+    with pytest.raises(UserError, match="unknown bos rule 'documents': did you mean document"):
         stream_of(b"abc", bos="documents")
     windows = Windows(stream_of(b"abc"), 3)
     for index in (-1, 1):

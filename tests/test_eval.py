@@ -159,6 +159,17 @@ def test_non_overlapping_and_per_position_equal_a_naive_loop(runs, bos, tmp_path
         assert bucket["nll"] == pytest.approx(np.mean(expected), abs=2e-5)
 
 
+@pytest.mark.parametrize("nll", [math.nan, math.inf])
+def test_a_broken_model_is_reported_as_broken(runs, tmp_path, monkeypatch, nll):
+    score = Scorer.score
+    monkeypatch.setattr(Scorer, "score", lambda self, w: [s * 0 + nll for s in score(self, w)])
+    rows = evaluate(runs[1:], (8, 32), tmp_path)
+    for row in rows:
+        np.testing.assert_equal((row["nll"], row["perplexity"]), (nll, nll))
+        assert row["defined"]
+        assert row["excess_nll"] is None
+
+
 @pytest.mark.fast
 def test_blocks_are_the_same_tokens_at_every_length():
     settings = Settings((8, 16, 64), 2, 16, 5, 10_000, "none")
@@ -283,6 +294,14 @@ def test_scores_are_kept_by_document_window_and_token_and_not_run_again(
     scored.clear()
     evaluate(runs, (8, 16), tmp_path)
     assert not scored
+    # A damaged file is scored again, and so is everything when the code has changed.
+    files[2].write_bytes(files[2].read_bytes()[:100])
+    assert [r["nll"] for r in evaluate(runs, (8, 16), tmp_path)] == [r["nll"] for r in first]
+    assert scored
+    scored.clear()
+    monkeypatch.setattr(evaluation, "source_hash", lambda files: "other code")
+    evaluate(runs[:1], (8,), tmp_path)
+    assert scored
 
 
 def test_one_compilation_a_length(runs, tmp_path):

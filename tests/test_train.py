@@ -163,10 +163,10 @@ def test_a_run_folder_holds_what_it_should(uninterrupted):
     assert run.checkpoints.steps() == sorted({36, 40, run.checkpoints.best()})
     rows = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
     valid = [row for row in rows if "valid_nll_16" in row]
-    assert [row["step"] for row in valid] == [20, 40]
+    assert [row["step"] for row in valid] == list(range(4, 41, 4))  # at every checkpoint
     # wpe ends at the training length: no loss is made up beyond it.
     assert all(row["valid_nll_32"] is None and row["valid_nll_64"] is None for row in valid)
-    assert valid[1]["valid_nll_16"] < valid[0]["valid_nll_16"]
+    assert valid[-1]["valid_nll_16"] < valid[0]["valid_nll_16"]
     assert list(uninterrupted.glob("events.out.tfevents.*"))
 
 
@@ -211,6 +211,46 @@ def test_one_command_trains_several_and_differs_in_nothing_else(corpus, tmp_path
     assert configs[0] != configs[2]
 
 
+def test_a_folder_that_is_in_the_way_is_found_before_the_first_run_trains(corpus, tmp_path):
+    (tmp_path / "alibi-T16-seed0").mkdir()
+    (tmp_path / "alibi-T16-seed0" / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match="alibi-T16-seed0 is not empty and no run"):
+        train.main(options(corpus, tmp_path, encoding=("nope", "alibi")))
+    assert not (tmp_path / "nope-T16-seed0").exists()
+
+
+@pytest.mark.fast
+def test_one_thing_has_one_spec_and_two_things_two_names():
+    def config(encoding):
+        return RunConfig(encoding=encoding, preset="nano", model=preset("nano"), data="x")
+
+    assert config("rope(theta=10000.0)") == config(" rope( theta = 1e4 )")
+    assert config("rope(theta=10000.0)").encoding == "rope(theta=10000)"
+    names = [config(spec).default_name for spec in ("rope+alibi", "rope,alibi", "rope*2,alibi")]
+    assert len(set(names)) == 3
+    assert config("rope(theta=10000, pairing=half),nope").default_name == (
+        "rope-pairing-half_then_-theta-10000-_then_nope-T64-seed0"
+    )
+
+
+def test_a_signal_in_the_last_step_is_heard(corpus, tmp_path, monkeypatch):
+    step = train.Trainer.step
+    seen = []
+
+    def signalled(self, state, batch):
+        seen.append(1)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, state, batch)
+
+    monkeypatch.setattr(train.Trainer, "step", signalled)
+    with pytest.raises(SystemExit) as stopped:
+        train.main(options(corpus, tmp_path, encoding=("nope", "alibi"), steps=3))
+    assert stopped.value.code == 128 + signal.SIGTERM
+    assert open_run(tmp_path / "nope-T16-seed0").finished
+    assert not (tmp_path / "alibi-T16-seed0").exists()
+
+
 def test_a_loss_that_is_not_finite_stops_the_run(corpus, tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         train.main(options(corpus, tmp_path, learning_rate=1e30, checkpoint_every=1))
@@ -244,7 +284,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(corpus, tmp_path, capsys):
         ({"seed": (-1,)}, r"seed -1"),
         ({"dropout": 1.5}, r"dropout is 1.5"),
         ({"keep": 0}, r"--keep is 0"),
-        ({"encoding": ("rope", "alibi"), "name": "x"}, r"--name x names one run, and these are 2"),
+        ({"learning_rate": -1.0}, r"--learning-rate is -1.0: it must be above 0"),
+        ({"warmup_steps": -5}, r"--warmup-steps is -5"),
+        ({"encoding": ("wpe(max_position=8)",)}, r"position 8 has no representation in wpe"),
+        ({"encoding": ("rope", "alibi"), "checkpoint": 4}, r"--checkpoint 4 is of one run"),
+        ({"checkpoint": 4}, r"--checkpoint 4: .* has no such step; it has: none"),
+        ({"encoding": ("rope", "alibi"), "name": "x"}, r"--name x is of one run, and these are 2"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(corpus, tmp_path, changed, message):

@@ -112,6 +112,15 @@ def test_the_last_position_of_a_table_is_trained():
     assert (by_row > 0).all()
 
 
+@pytest.mark.fast
+def test_dropout_draws_from_a_stream_of_its_own():
+    initial = {jax.random.key_data(k).tobytes() for k in jax.random.split(jax.random.key(0))}
+    tagged = jax.random.fold_in(jax.random.key(0), training.DROPOUT_STREAM)
+    steps = {jax.random.key_data(jax.random.fold_in(tagged, s)).tobytes() for s in range(64)}
+    assert len(steps) == 64
+    assert not initial & steps
+
+
 def test_dropout_is_a_function_of_seed_and_step():
     config = TransformerConfig(vocab_size=31, layers=1, width=16, heads=2, dropout=0.5)
     losses = {}

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import posenc
-from posenc.encodings import PositionOutOfRange
+from posenc.encodings import EncodingError, PositionOutOfRange
 from posenc.errors import UserError
 from posenc.generate import generate, left_padded
 from posenc.transformer import PRESETS, Transformer, TransformerConfig, count_parameters
@@ -65,6 +65,30 @@ def test_a_full_cache_is_refused_on_the_host_and_nan_on_the_device():
         model(tokens, positions, cache=cache)
     logits, _ = jax.jit(lambda cache: model(tokens, positions, cache=cache))(cache)
     assert np.isnan(np.asarray(logits)).all()
+
+
+@pytest.mark.fast
+def test_without_the_mask_an_encoding_that_needs_it_is_refused():
+    model = Transformer(CONFIG, "nope+alibi", 8)
+    tokens, positions = jnp.ones((1, 6), jnp.int32), jnp.arange(6)[None]
+    with pytest.raises(EncodingError, match="alibi is defined under the causal mask only"):
+        model(tokens, positions, causal=False)
+
+
+@pytest.mark.fast
+def test_fractional_positions_go_through_the_cache_as_they_are():
+    model = Transformer(CONFIG, "rope", 8, seed=1)
+    tokens = jax.random.randint(jax.random.key(0), (1, 6), 0, 31)
+    positions = jnp.arange(6, dtype=jnp.float32)[None] / 2
+    full = jax.jit(lambda: model(tokens, positions))()
+    cache = model.start_cache(1, 8, positions=jnp.float32)
+    step = jax.jit(lambda t, p, cache: model(t, p, cache=cache))
+    for place in range(6):
+        one = np.s_[:, place : place + 1]
+        logits, cache = step(tokens[one], positions[one], cache)
+        np.testing.assert_allclose(logits, full[one], atol=1e-5)
+    with pytest.raises(UserError, match="positions of float32 do not go into a cache of int32"):
+        model(tokens, positions, cache=model.start_cache(1, 8))
 
 
 @pytest.mark.fast
@@ -133,6 +157,6 @@ def test_memory_of_the_whole_model_grows_with_the_length():
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     for train in (False, True):
-        sizes = [bytes_at(length, train) for length in (2048, 4096, 8192)]
-        assert sizes[1] <= 2.1 * sizes[0]
-        assert sizes[2] <= 2.1 * sizes[1]
+        sizes = [bytes_at(length, train) for length in (4096, 8192, 16384)]
+        assert sizes[1] <= 2.01 * sizes[0]
+        assert sizes[2] <= 2.01 * sizes[1]

@@ -16,6 +16,8 @@ SETTINGS = (
     *("model", "train_length", "targets", "train_tokens", "checkpoint", "checkpoint_step"),
     *("data.name", "data.version", "data.tokenizer", "data.split_version", "data.split_rule"),
     *("data.sha256", "bos", "data.bos", "dtype", "matmul_precision", "parameters"),
+    *("longest_length", "block_spacing", "blocks_per_document", "tokens_per_document"),
+    "recipe_hash",
 )
 # Encodings have their own number of parameters: it separates runs of one encoding only.
 _WITHIN_ENCODING = ("parameters",)

@@ -7,7 +7,7 @@ D the head width and M the model width. An axis written ``#B`` is B or 1.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,8 @@ class PositionalEncoding(nnx.Module):
     Attributes:
         name: how messages call it.
         max_position: positions ``0 .. max_position - 1`` are representable; None is no limit.
-        shift_invariant: adding a constant to all positions changes nothing but rounding.
+        shift_invariant: whether adding a constant to all positions changes nothing: ``exact``
+            (not a bit), ``rounding`` (no more than float32 phases round), or ``no``.
         pointwise: a logit depends only on its score and on its two sides' features and
             positions.
         reach: a query sees the keys at most this many slots back; None is all of them.
@@ -85,7 +86,7 @@ class PositionalEncoding(nnx.Module):
     """
 
     name: ClassVar[str] = "encoding"
-    shift_invariant: ClassVar[bool] = False
+    shift_invariant: ClassVar[Literal["exact", "rounding", "no"]] = "no"
     pointwise: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
     per_layer: ClassVar[bool] = False

@@ -41,7 +41,7 @@ class ALiBi(PositionalEncoding):
     """
 
     name = "alibi"
-    shift_invariant = True
+    shift_invariant = "exact"
     bidirectional = False
     reference = """@inproceedings{press2022train,
   title={Train Short, Test Long: Attention with Linear Biases Enables Input Length Extrapolation},

@@ -9,7 +9,7 @@ class NoPE(PositionalEncoding):
     """No positional encoding (Haviv et al., 2022; Kazemnejad et al., 2023)."""
 
     name = "nope"
-    shift_invariant = True
+    shift_invariant = "exact"
     reference = """@inproceedings{kazemnejad2023impact,
   title={The Impact of Positional Encoding on Length Generalization in Transformers},
   author={Kazemnejad, Amirhossein and Padhi, Inkit and Natesan Ramamurthy, Karthikeyan and

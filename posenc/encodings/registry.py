@@ -257,6 +257,26 @@ def format_spec(spec: Spec) -> str:
     return ",".join(text if count == 1 else f"{text}*{count}" for text, count in written)
 
 
+def canonical_spec(text: str) -> str:
+    """Give the one spec of all that mean the same to the registered encodings.
+
+    On top of ``format_spec``: ``theta=10000.0`` and ``theta=10000`` are one where a float is meant.
+    """
+
+    def canonical(part: Part) -> Part:
+        hints = typing.get_type_hints(REGISTRY[part.name].__init__) if part.name in REGISTRY else {}
+        options = []
+        for key, value in part.options:
+            if isinstance(value, Part):
+                value = canonical(value)
+            is_float = isinstance(value, float) and _fits(1.0, hints.get(key, str))
+            whole = is_float and value.is_integer() and abs(value) < 2**53
+            options.append((key, int(value) if whole else value))
+        return Part(part.name, tuple(options))
+
+    return format_spec(tuple(tuple(map(canonical, layer)) for layer in parse_spec(text)))
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Say which of the known names a misspelt one may have meant."""
     known = list(known)
@@ -431,6 +451,15 @@ class Encodings(nnx.Module):
                 every = own if every is None else every & own
         return every
 
+    def check_bidirectional(self) -> None:
+        """Raise ``EncodingError`` if a part has no form without the causal mask."""
+        for part in self.parts:
+            if not part.bidirectional:
+                raise EncodingError(
+                    f"{part.name} is defined under the causal mask only: keep causal=True, or "
+                    "choose another encoding"
+                )
+
     def check_positions(self, positions: Any) -> None:
         """Raise ``PositionOutOfRange`` for a position that some part cannot represent."""
         for part in self.parts:
@@ -463,4 +492,5 @@ def build(
     allow_plugins: bool = True,
 ) -> Encodings:
     """Make the encodings of a model from a spec."""
-    return Encodings(parse_spec(text), layers, dims, key, allow_plugins=allow_plugins)
+    spec = parse_spec(canonical_spec(text))
+    return Encodings(spec, layers, dims, key, allow_plugins=allow_plugins)

@@ -64,7 +64,7 @@ class RoPE(PositionalEncoding):
     """
 
     name = "rope"
-    shift_invariant = True
+    shift_invariant = "rounding"
     reference = """@article{su2021roformer,
   title={RoFormer: Enhanced Transformer with Rotary Position Embedding},
   author={Su, Jianlin and Lu, Yu and Pan, Shengfeng and Murtadha, Ahmed and Wen, Bo and
