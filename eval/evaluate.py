@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import json
 import math
 import sys
@@ -13,7 +14,18 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from eval.protocols import PROTOCOLS, VERY_FEW_DOCUMENTS, Bos, Scores, Settings, check_ladder
+from eval.protocols import (
+    PROTOCOLS,
+    VERY_FEW_DOCUMENTS,
+    Bos,
+    NllByContext,
+    NonOverlapping,
+    PerPosition,
+    Scores,
+    Settings,
+    Window,
+    check_ladder,
+)
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, load_model, score_plan
 from posenc import data as datasets
 from posenc.encodings.base import EncodingError
@@ -145,7 +157,7 @@ def _refer(rows: list[Row], train_length: int) -> None:
     The lowest, not the one at the training length, which may already suffer; of the model as it was
     trained, not as an extension policy made it.
     """
-    for protocol in {row["protocol"] for row in rows} - {"per_position"}:
+    for protocol in {row["protocol"] for row in rows} - {PerPosition.name}:
         own = [row for row in rows if row["protocol"] == protocol and row["defined"]]
         within = [r["nll"] for r in own if r["length"] <= train_length and r["extend"] is None]
         within = [nll for nll in within if math.isfinite(nll)]
@@ -154,6 +166,71 @@ def _refer(rows: list[Row], train_length: int) -> None:
         for row in own:
             row["reference_nll"] = min(within)
             row["excess_nll"] = row["nll"] - min(within)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One length of one run: as it was trained, or by a policy, or undefined and why."""
+
+    length: int
+    policy: Part | None = None
+    undefined: str | None = None
+
+    @property
+    def extend(self) -> str | None:
+        """The policy as rows name it."""
+        return None if self.policy is None else str(self.policy)
+
+
+def _jobs(limit: int | None, lengths: tuple[int, ...], policies: list[Part]) -> list[Job]:
+    jobs = []
+    for length in lengths:
+        if limit is None or length <= limit:
+            jobs.append(Job(length))
+        else:
+            jobs.append(Job(length, undefined=f"no position beyond {limit - 1}"))
+            jobs += [Job(length, policy) for policy in policies]
+    return jobs
+
+
+def _undefined_rows(job: Job, settings: Settings) -> list[Row]:
+    context = {"context": job.length - settings.targets, "targets": settings.targets}
+    row = _empty(job.length, None, job.undefined)
+    return [
+        {"protocol": NllByContext.name, **row, **context},
+        {"protocol": NonOverlapping.name, **row},
+    ]
+
+
+def _scored_rows(
+    job: Job,
+    plans: dict[str, list[Window]],
+    scores: Scores,
+    text: TestText,
+    settings: Settings,
+    *,
+    by_position: bool,
+) -> list[Row]:
+    """Reduce one length's scores by every protocol."""
+    by_window = dict(zip(scores.windows, scores.by_window(), strict=True))
+    rows = []
+    for name, windows in plans.items():
+        if not windows or (name == PerPosition.name and not by_position):
+            continue
+        chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
+        per_token = _bytes_per_token(text, chosen)
+        for reduced in PROTOCOLS[name].reduce(chosen, job.length, settings):
+            nll = reduced["nll"]
+            rows.append(
+                {
+                    "protocol": name,
+                    **_empty(job.length, job.extend, None),
+                    **reduced,
+                    "perplexity": math.inf if nll > 700 else math.exp(nll),
+                    "bits_per_byte": nll / math.log(2) / per_token,
+                }
+            )
+    return rows
 
 
 def score_run(
@@ -169,89 +246,58 @@ def score_run(
 ) -> list[Row]:
     """Score one run at every length, as it is and by every policy that it needs; give its rows."""
     model = load_model(run, step, allow_plugins=allow_plugins)
-    with_bos = run.config.bos == "document"
-    limit = model.encoding.max_position
-    plans = {n: _plans(text, n, settings, with_bos) for n in settings.lengths}
-    jobs: list[tuple[int, Part | None]] = []
-    for length in settings.lengths:
-        jobs.append((length, None))
-        if limit is not None and length > limit:
-            jobs += [(length, policy) for policy in policies]
-    # The curve by position is drawn once, at the longest length that there is.
-    longest = {
-        policy: max(
-            (n for n, p in jobs if p == policy and (p or not limit or n <= limit)), default=0
-        )
-        for policy in {policy for _, policy in jobs}
+    jobs = _jobs(model.encoding.max_position, settings.lengths, policies)
+    scored = [job for job in jobs if job.undefined is None]
+    plans = {
+        job.length: _plans(text, job.length, settings, run.config.bos == "document")
+        for job in scored
     }
-    weights = json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"]
+    # Every window once, whichever plans share it.
+    windows = {n: list(dict.fromkeys(itertools.chain(*p.values()))) for n, p in plans.items()}
+    # The curve by position is drawn once, at the longest length that there is (lengths ascend).
+    longest = {job.policy: job.length for job in scored}
     certificate = _certificate(run, step, settings, provenance())
-    code = _code(model)
+    identity = {
+        "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
+        "config": run.hash,
+        "data": run.data,
+        "code": _code(model),
+        "versions": certificate["versions"],
+        "precision": certificate["matmul_precision"],
+        "device": certificate["device"],
+    }
     rows: list[Row] = []
-    total = sum(
-        w.length
-        for n, p in jobs
-        if p or not limit or n <= limit
-        for w in set().union(*map(set, plans[n].values()))
-    )
-    done = 0
+    done, total = 0, sum(w.length for job in scored for w in windows[job.length])
     with reporting(f"score {run.name}", total) as report:
-        for length, policy in jobs:
-            extend = None if policy is None else str(policy)
-            if policy is None and limit is not None and length > limit:
-                reason = f"no position beyond {limit - 1}"
-                context = {"context": length - settings.targets, "targets": settings.targets}
-                for name, own in (("nll_by_context", context), ("non_overlapping", {})):
-                    rows.append({"protocol": name, **_empty(length, None, reason), **own})
+        for job in jobs:
+            if job.undefined is not None:
+                rows += _undefined_rows(job, settings)
                 continue
 
-            def make_scorer(length: int = length, policy: Part | None = policy) -> Scorer:
-                used = model if policy is None else extended_model(model, policy, length)
-                return Scorer(used, length, batch_tokens)
+            def make_scorer(job: Job = job) -> Scorer:
+                long = (
+                    model if job.policy is None else extended_model(model, job.policy, job.length)
+                )
+                return Scorer(long, job.length, batch_tokens)
 
-            def progress(places: int, length: int = length) -> None:
+            def progress(places: int, job: Job = job) -> None:
                 nonlocal done
                 done += places
-                report.update(done, f"places, at {length},")
+                report.update(done, f"places, at {job.length},")
 
-            every = [w for windows in plans[length].values() for w in windows]
-            identity = {
-                "weights": weights,
-                "config": run.hash,
-                "extend": extend,
-                "length": length,
-                "data": run.data,
-                "code": code,
-                "versions": certificate["versions"],
-                "precision": certificate["matmul_precision"],
-                "device": certificate["device"],
-            }
             scores = score_plan(
                 make_scorer,
-                every,
+                windows[job.length],
                 text.documents,
                 text.tokenizer.bos,
                 store,
-                identity,
+                {**identity, "extend": job.extend, "length": job.length},
                 progress,
             )
-            by_window = dict(zip(scores.windows, scores.by_window(), strict=True))
-            for name, windows in plans[length].items():
-                if not windows or (name == "per_position" and length != longest[policy]):
-                    continue
-                chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
-                per_token = _bytes_per_token(text, chosen)
-                for reduced in PROTOCOLS[name].reduce(chosen, length, settings):
-                    nll = reduced["nll"]
-                    rows.append(
-                        {
-                            "protocol": name,
-                            **_empty(length, extend, None),
-                            **reduced,
-                            "perplexity": math.inf if nll > 700 else math.exp(nll),
-                            "bits_per_byte": nll / math.log(2) / per_token,
-                        }
-                    )
+            by_position = job.length == longest[job.policy]
+            rows += _scored_rows(
+                job, plans[job.length], scores, text, settings, by_position=by_position
+            )
     _refer(rows, run.config.train_length)
     return [{**certificate, **row} for row in rows]
 

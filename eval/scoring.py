@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,63 @@ class Scorer:
         return [nll[row, : len(window) - 1] for row, window in enumerate(windows)]
 
 
+class KeptScores:
+    """Where the scores of a plan are kept: a file to stream into, and the ``.npz`` it becomes.
+
+    Args:
+        windows: of one length, each once.
+        store: folder of all scores.
+        identity: what else the scores depend on (weights, data, code), JSON-ready.
+    """
+
+    def __init__(self, windows: list[Window], store: Path, identity: dict[str, Any]):
+        self.windows = windows
+        self.table = np.array(windows, np.int64).reshape(-1, len(Window._fields))
+        self.ends = np.cumsum([window.length - window.first for window in windows], dtype=np.int64)
+        plan = hashlib.sha256(self.table.tobytes()).hexdigest()
+        self.identity = json.dumps([identity, plan], sort_keys=True)
+        key = hashlib.sha256(self.identity.encode()).hexdigest()[:24]
+        self.store = store
+        self.whole, self.partial = store / f"{key}.npz", store / f"{key}.f32"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from scoring the same.
+
+        Raises:
+            UserError: another one already does.
+        """
+        self.store.mkdir(parents=True, exist_ok=True)
+        with open(self.whole.with_name(f".{self.whole.stem}.lock"), "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"another process scores the same into {self.store}: wait for it, or choose "
+                    "another --report"
+                ) from None
+            yield
+
+    def read(self) -> np.ndarray | None:
+        """Give all scores; None where they are not all there, or the file is damaged."""
+        try:
+            with np.load(self.whole) as kept:
+                nll = kept["nll"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+            return None
+        return nll if nll.shape == (int(self.ends[-1]) if len(self.ends) else 0,) else None
+
+    def complete(self) -> np.ndarray:
+        """Make the ``.npz`` of the streamed scores, by document, window and token."""
+        nll = np.fromfile(self.partial, np.float32)
+        part = self.whole.with_name(f".{self.whole.stem}.part.npz")
+        columns = {field: self.table[:, i] for i, field in enumerate(Window._fields)}
+        np.savez_compressed(part, nll=nll, identity=np.array(self.identity), **columns)  # type: ignore[arg-type]
+        part.replace(self.whole)
+        self.partial.unlink()
+        return nll
+
+
 def score_plan(
     make_scorer: Callable[[], Scorer],
     windows: list[Window],
@@ -105,86 +163,49 @@ def score_plan(
     identity: dict[str, Any],
     progress: Callable[[int], None] = lambda places: None,
 ) -> Scores:
-    """Score windows, each once, and keep the scores; what is kept already is not run again.
+    """Score windows and keep the scores; what is kept already is not run again.
 
-    The scores stream into a file, from whose last complete window an interrupted evaluation goes
-    on; when all are there, they become one ``.npz`` by (document, window, token).
+    The scores stream into a file, from whose last whole window an interrupted evaluation goes on.
 
     Args:
         make_scorer: makes the scorer, if anything is left to be scored.
-        windows: of one length.
+        windows: of one length, each once.
         documents: token ids of every document, without BOS.
         bos: the BOS token's id.
         store: folder of the scores.
-        identity: what else the scores depend on (the weights, the data), JSON-ready.
+        identity: what else the scores depend on (weights, data, code), JSON-ready.
         progress: is told the places that a finished batch had.
     """
-    windows = list(dict.fromkeys(windows))
-    table = np.array(windows, np.int64).reshape(-1, len(Window._fields))
-    text = json.dumps([identity, hashlib.sha256(table.tobytes()).hexdigest()], sort_keys=True)
-    key = hashlib.sha256(text.encode()).hexdigest()[:24]
-    whole, partial = store / f"{key}.npz", store / f"{key}.f32"
-    counts = np.array([window.length - window.first for window in windows], np.int64)
-    ends = np.cumsum(counts)
-    store.mkdir(parents=True, exist_ok=True)
-    with open(store / f".{key}.lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{store} is being written by another process that scores the same: wait for it"
-            ) from None
-        nll = _kept(whole, int(counts.sum()))
-        if nll is not None:
-            progress(int(table[:, 2].sum()))
-            return Scores(windows, nll)
-        return _score_rest(
-            make_scorer, windows, table, ends, documents, bos, whole, partial, text, progress
-        )
-
-
-def _kept(path: Path, size: int) -> np.ndarray | None:
-    """Read kept scores; None where there are none, or the file is damaged."""
-    try:
-        with np.load(path) as kept:
-            nll = kept["nll"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None
-    return nll if nll.shape == (size,) else None
+    kept = KeptScores(windows, store, identity)
+    with kept.locked():
+        nll = kept.read()
+        if nll is None:
+            _score_rest(kept, make_scorer, documents, bos, progress)
+            nll = kept.complete()
+        else:
+            progress(int(kept.table[:, 2].sum()))
+    return Scores(windows, nll)
 
 
 def _score_rest(
+    kept: KeptScores,
     make_scorer: Callable[[], Scorer],
-    windows: list[Window],
-    table: np.ndarray,
-    ends: np.ndarray,
     documents: list[np.ndarray],
     bos: int,
-    whole: Path,
-    partial: Path,
-    identity: str,
     progress: Callable[[int], None],
-) -> Scores:
-    """Score the windows behind the last one that the partial file holds whole."""
-    partial.touch()
-    have = int(np.searchsorted(ends, partial.stat().st_size // 4, side="right"))
-    progress(int(table[:have, 2].sum()))
-    scorer = make_scorer() if have < len(windows) else None
-    with open(partial, "r+b") as file:
-        file.truncate(int(ends[have - 1]) * 4 if have else 0)
+) -> None:
+    kept.partial.touch()
+    have = int(np.searchsorted(kept.ends, kept.partial.stat().st_size // 4, side="right"))
+    progress(int(kept.table[:have, 2].sum()))
+    scorer = make_scorer() if have < len(kept.windows) else None
+    with open(kept.partial, "r+b") as file:
+        file.truncate(int(kept.ends[have - 1]) * 4 if have else 0)
         file.seek(0, 2)
-        while scorer is not None and have < len(windows):
-            some = windows[have : have + scorer.rows]
+        while scorer is not None and have < len(kept.windows):
+            some = kept.windows[have : have + scorer.rows]
             nll = scorer.score([w.tokens(documents[w.document], bos) for w in some])
             for window, row in zip(some, nll, strict=True):
                 file.write(row[window.first - 1 :].astype(np.float32).tobytes())
             file.flush()
             have += len(some)
             progress(sum(window.length for window in some))
-    every = np.fromfile(partial, np.float32)
-    part = whole.with_name(f".{whole.stem}.part.npz")
-    columns = {field: table[:, i] for i, field in enumerate(Window._fields)}
-    np.savez_compressed(part, nll=every, identity=np.array(identity), **columns)  # type: ignore[arg-type]
-    part.replace(whole)
-    partial.unlink()
-    return Scores(windows, every)

@@ -12,8 +12,15 @@ import pytest
 
 from eval import evaluate as evaluation
 from eval.evaluate import evaluate, load_text
-from eval.protocols import NllByContext, NonOverlapping, PerPosition, Settings, check_ladder
-from eval.scoring import Scorer, extended_model, load_model
+from eval.protocols import (
+    NllByContext,
+    NonOverlapping,
+    PerPosition,
+    Settings,
+    Window,
+    check_ladder,
+)
+from eval.scoring import KeptScores, Scorer, extended_model, load_model
 from posenc import data as datasets
 from posenc.encodings import EncodingError, PositionOutOfRange, parse_part
 from posenc.errors import UserError
@@ -157,6 +164,16 @@ def test_non_overlapping_and_per_position_equal_a_naive_loop(runs, bos, tmp_path
         expected = np.concatenate([by_place[place] for place in places])
         assert bucket["tokens"] == len(expected)
         assert bucket["nll"] == pytest.approx(np.mean(expected), abs=2e-5)
+
+
+@pytest.mark.fast
+def test_two_processes_do_not_score_the_same(tmp_path):
+    windows = [Window(0, 0, 4, 1, False)]
+    with KeptScores(windows, tmp_path, {}).locked():
+        with pytest.raises(UserError, match="another process scores the same"):
+            KeptScores(windows, tmp_path, {}).locked().__enter__()
+        with KeptScores(windows, tmp_path, {"other": 1}).locked():
+            pass
 
 
 @pytest.mark.parametrize("nll", [math.nan, math.inf])
