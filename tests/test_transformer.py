@@ -10,6 +10,7 @@ import posenc
 from posenc.encodings import EncodingError, PositionOutOfRange
 from posenc.errors import UserError
 from posenc.generate import generate, left_padded
+from posenc.training import mean_nll, split
 from posenc.transformer import PRESETS, Transformer, TransformerConfig, count_parameters
 
 CONFIG = TransformerConfig(vocab_size=31, layers=2, width=16, heads=2, init_std=0.3)
@@ -132,6 +133,21 @@ def test_presets_count_as_their_shapes_say(name):
 
 
 @pytest.mark.fast
+def test_of_gpt2_small_only_the_table_knows_the_context_length():
+    def shapes(length):
+        model = nnx.eval_shape(lambda: Transformer(PRESETS["gpt2-small"], "wpe", length))
+        return {name: leaf.shape for name, leaf in split(model)[1].items()}
+
+    short, long = shapes(1024), shapes(4096)
+    changed = {name: (short[name], long[name]) for name in short if short[name] != long[name]}
+    assert changed == {"encoding.parts.0.table": ((1024, 768), (4096, 768))}
+    assert sum(np.prod(s) for s in short.values()) == 124_439_808
+    assert sum(np.prod(s) for s in long.values()) == 124_439_808 + 2_359_296
+    # And it is the one parameter that has the length among its axes at all.
+    assert [name for name, shape in short.items() if 1024 in shape] == ["encoding.parts.0.table"]
+
+
+@pytest.mark.fast
 def test_a_context_length_below_one_is_refused():
     with pytest.raises(UserError, match="context length 0: it must be at least 1"):
         posenc.Transformer(CONFIG, "nope", 0)
@@ -139,8 +155,6 @@ def test_a_context_length_below_one_is_refused():
 
 def test_memory_of_the_whole_model_grows_with_the_length():
     """Law 10 for a forward pass and a training step, by the compiler's account; nothing runs."""
-    from posenc.training import mean_nll, split
-
     model = Transformer(CONFIG, "alibi", 64)
     merge, parameters = split(model)
 
