@@ -101,7 +101,7 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
     }
     vocabulary = datasets.tokenizer(arguments.tokenizer).vocab_size
     shape = dataclasses.replace(shape, vocab_size=vocabulary, **given)
-    return [
+    configs = [
         RunConfig(
             encoding=encoding,
             preset=arguments.model,
@@ -126,6 +126,7 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
         for seed in arguments.seed
         for encoding in arguments.encoding
     ]
+    return list(dict.fromkeys(configs))  # a spec given twice is one run
 
 
 class Stop:
@@ -264,6 +265,11 @@ def main(arguments: Arguments) -> list[Path]:
         # Training feeds every position of a window: one that the encoding lacks is refused here.
         model.encoding.check_positions(np.arange(config.train_length))
     check_batch_size(arguments.batch_size)
+    if arguments.steps <= arguments.warmup_steps:
+        print(
+            f"note: all {arguments.steps} steps lie within the warm-up of "
+            f"{arguments.warmup_steps}: the learning rate does not reach its decay (--warmup-steps)"
+        )
     print(f"compiled programs are kept in {keep_compiled()}")
 
     # --- Data: the same for every run -----------------------------------------------------------

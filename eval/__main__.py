@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from eval.evaluate import evaluate
 from eval.protocols import Bos
 from eval.report import write_report
 from eval.report.rows import read_rows
-from eval.report.table import console_table
+from eval.report.table import print_table
 from eval.scoring import BATCH_TOKENS
 from posenc.cli import parse_subcommand
 from posenc.compilation import keep_compiled
@@ -73,8 +72,12 @@ def report(arguments: Report) -> None:
 
 
 def _write(rows: list[dict], folder: Path) -> None:
+    before = read_rows(folder) if (folder / "rows.jsonl").exists() else []
+    lost = sorted({row["run"] for row in before} - {row["run"] for row in rows})
+    if lost:
+        print(f"{folder}: this report replaces one that had {', '.join(lost)} as well")
     paths = write_report(rows, folder)
-    Console().print(console_table(rows))
+    print_table(rows)
     for path in paths.values():
         print(path)
 

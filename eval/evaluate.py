@@ -26,13 +26,13 @@ from eval.protocols import (
     Window,
     check_ladder,
 )
-from eval.scoring import BATCH_TOKENS, Scorer, extended_model, load_model, score_plan
+from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
 from posenc import data as datasets
 from posenc.encodings.base import EncodingError
-from posenc.encodings.registry import Part, nearest, parse_part
+from posenc.encodings.registry import REGISTRY, Part, nearest, parse_part
 from posenc.errors import UserError
 from posenc.progress import reporting
-from posenc.runs import Run, open_run, provenance, recipe_hash, source_hash
+from posenc.runs import Run, load_model, open_run, provenance, recipe_hash, source_hash
 from posenc.transformer import Transformer
 
 SCHEMA = 1
@@ -283,7 +283,7 @@ def score_run(
             def progress(places: int, job: Job = job) -> None:
                 nonlocal done
                 done += places
-                report.update(done, f"places, at {job.length},")
+                report.update(done, f"tokens, at length {job.length},")
 
             scores = score_plan(
                 make_scorer,
@@ -386,7 +386,9 @@ def evaluate(
 def _check_policies(
     runs: list[Run], policies: list[Part], settings: Settings, allow_plugins: bool
 ) -> None:
-    """Find a policy that a run needs and does not have before anything is scored."""
+    """Find a policy that is misspelt, or that a run needs and does not have, before scoring."""
+    known = {name for cls in REGISTRY.values() for name in cls.extensions}
+    needed = False
     for run in runs:
         config = run.config
         model = nnx.eval_shape(
@@ -396,12 +398,22 @@ def _check_policies(
         )
         for part in model.encoding.parts:
             ends = part.max_position is not None and part.max_position < max(settings.lengths)
+            needed |= ends
+            known |= set(part.extensions)
             for policy in policies:
                 if ends and policy.name not in part.extensions:
                     raise EncodingError(
                         f"{part.name} of {run.name} has no extension policy {policy.name!r}: "
                         f"{nearest(policy.name, part.extensions)}"
                     )
+
+    for policy in policies:
+        if policy.name not in known:
+            raise EncodingError(
+                f"unknown extension policy {policy.name!r}: {nearest(policy.name, sorted(known))}"
+            )
+    if policies and not needed:
+        print("no run's encoding ends before the longest length: --extend changes nothing")
 
 
 def _check_text(text: TestText, settings: Settings, run: Run) -> None:

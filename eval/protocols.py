@@ -211,6 +211,8 @@ def check_ladder(lengths: Sequence[int], targets: int, train_length: int) -> tup
     """
     if not lengths:
         raise UserError("no length to evaluate at: give --lengths, such as 64 128 256")
+    if min(lengths) < 1:
+        raise UserError(f"length {min(lengths)}: it must be at least 1")
     limit = max(1, train_length // 8)
     if not 1 <= targets <= limit:
         raise UserError(

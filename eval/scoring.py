@@ -18,34 +18,13 @@ import numpy as np
 from flax import nnx
 
 from eval.protocols import Scores, Window
-from posenc.checkpoints import abstract
 from posenc.encodings.registry import Part
-from posenc.errors import UserError
-from posenc.runs import Run
+from posenc.errors import UserError, make_folder
 from posenc.training import split, token_nll
 from posenc.transformer import Transformer
 
 # Places of a batch: enough to keep a device busy, few enough for its memory.
 BATCH_TOKENS = 8192
-
-
-def load_model(run: Run, step: int, *, allow_plugins: bool = False) -> Transformer:
-    """Read a run's model at a checkpoint, verified.
-
-    Raises:
-        UserError: the checkpoint is missing or damaged.
-        SpecError: the run names a plug-in, and plug-ins are not allowed.
-    """
-    config = run.config
-    model = nnx.eval_shape(
-        lambda: Transformer(
-            config.model, config.encoding, config.train_length, allow_plugins=allow_plugins
-        )
-    )
-    merge, shapes = split(model)
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    read = run.checkpoints.restore(step, {"parameters": abstract(shapes, device)})
-    return merge(read["parameters"])
 
 
 def extended_model(model: Transformer, policy: Part, length: int) -> Transformer:
@@ -123,7 +102,7 @@ class KeptScores:
         Raises:
             UserError: another one already does.
         """
-        self.store.mkdir(parents=True, exist_ok=True)
+        make_folder(self.store)
         with open(self.whole.with_name(f".{self.whole.stem}.lock"), "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,6 +13,7 @@ from posenc.encodings import (
     sequential_positions,
 )
 from posenc.generate import generate
+from posenc.runs import load
 from posenc.transformer import (
     PRESETS,
     Transformer,
@@ -34,6 +35,7 @@ __all__ = [
     "build",
     "count_parameters",
     "generate",
+    "load",
     "preset",
     "sequential_positions",
 ]

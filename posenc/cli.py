@@ -67,5 +67,7 @@ def _one_line(read: Callable[[], T]) -> T:
     names = dict.fromkeys(re.findall(r"(?:^|\s)(--[a-z][\w-]*)", close[0])) if close else ()
     if names:
         message += "; did you mean " + " or ".join(names) + "?"
+    if message.startswith("Unrecognized") and not re.search(r"(^|\s)--", message):
+        message += "; a list of files must be one quoted glob, such as 'texts/*.txt'"
     print(f"posenc: {message} (--help lists all options)", file=sys.stderr)
     raise SystemExit(2)

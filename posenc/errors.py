@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from posenc.encodings.base import EncodingError
 
@@ -28,6 +30,20 @@ class UserError(Exception):
     """Bad input: one clear line that names the value, the limit and the way out."""
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the folder {path}: {error.strerror}; choose another"
+        ) from None
+
+
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn an expected failure into one line on stderr and exit code 2.
@@ -39,6 +55,9 @@ def one_line_errors() -> Iterator[None]:
         yield
     except (UserError, EncodingError) as error:
         message = str(error)
+    except BrokenPipeError:  # whoever read the output has gone, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+from flax import nnx
 
-from posenc.checkpoints import Checkpoints, write_json
+from posenc.checkpoints import Checkpoints, abstract, write_json
 from posenc.encodings.registry import canonical_spec
-from posenc.errors import UserError
-from posenc.training import OptimizerConfig
-from posenc.transformer import TransformerConfig
+from posenc.errors import UserError, make_folder
+from posenc.training import OptimizerConfig, split
+from posenc.transformer import Transformer, TransformerConfig
 
 PACKAGES = ("posenc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -342,12 +343,41 @@ def start_run(
         raise UserError(f"--keep is {keep}: at least 1 checkpoint must be kept")
     folder = check_run(out, name, config, data)
     if not (folder / "config.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         saved = {"config": dataclasses.asdict(config), "data": data}
         write_json(folder / "config.json", {**saved, "hash": config_hash(config, data)})
     run = Run(folder, config, data, keep)
     run.lock()
     return run
+
+
+def load_model(
+    run: Run, checkpoint: int | None = None, *, allow_plugins: bool = False
+) -> Transformer:
+    """Read a run's model at a checkpoint, the last one unless told otherwise, verified.
+
+    Raises:
+        UserError: the checkpoint is missing or damaged.
+        SpecError: the run names a plug-in, and plug-ins are not allowed.
+    """
+    config = run.config
+    model = nnx.eval_shape(
+        lambda: Transformer(
+            config.model, config.encoding, config.train_length, allow_plugins=allow_plugins
+        )
+    )
+    merge, shapes = split(model)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    step = config.steps if checkpoint is None else checkpoint
+    read = run.checkpoints.restore(step, {"parameters": abstract(shapes, device)})
+    return merge(read["parameters"])
+
+
+def load(
+    folder: str | Path, checkpoint: int | None = None, *, allow_plugins: bool = False
+) -> Transformer:
+    """Give the model of a finished run, from its folder; see ``load_model``."""
+    return load_model(open_run(Path(folder)), checkpoint, allow_plugins=allow_plugins)
 
 
 def open_run(folder: Path) -> Run:

@@ -12,12 +12,10 @@ import dataclasses
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 import train
 from eval.evaluate import Row, evaluate
 from eval.report import write_report
-from eval.report.table import console_table
+from eval.report.table import print_table
 from posenc.cli import parse
 from posenc.errors import UserError, one_line_errors
 
@@ -118,7 +116,7 @@ def main(arguments: Demo) -> None:
         tokens_per_document=arguments.tokens_per_document,
     )
     paths = write_report(rows, arguments.out / "report")
-    Console().print(console_table(rows))
+    print_table(rows)
     print(f"what the field would predict, and what came out at {max(lengths)} tokens (one seed):")
     for claim, outcome, seen in expectations(rows, arguments.train_length, max(lengths)):
         print(f"  {'seen' if seen else 'not seen':<9} {claim}: {outcome}")

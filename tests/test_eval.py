@@ -20,11 +20,11 @@ from eval.protocols import (
     Window,
     check_ladder,
 )
-from eval.scoring import KeptScores, Scorer, extended_model, load_model
+from eval.scoring import KeptScores, Scorer, extended_model
 from posenc import data as datasets
 from posenc.encodings import EncodingError, PositionOutOfRange, parse_part
 from posenc.errors import UserError
-from posenc.runs import open_run
+from posenc.runs import load_model, open_run
 from train import Arguments
 from train import main as train_main
 

@@ -75,7 +75,7 @@ def one_line(done):
 
 def parameter_bytes(folder):
     run = open_run(folder)
-    from eval.scoring import load_model
+    from posenc.runs import load_model
     from posenc.training import split
 
     parameters = split(load_model(run, run.config.steps))[1]

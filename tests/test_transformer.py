@@ -119,8 +119,13 @@ def test_activations_in_bfloat16_keep_float32_parameters_and_logits():
     np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
-@pytest.mark.fast
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if shape.layers > 12 else pytest.mark.fast)
+        for name, shape in sorted(PRESETS.items())
+    ],
+)
 def test_presets_count_as_their_shapes_say(name):
     shape = PRESETS[name]
     model = nnx.eval_shape(lambda: Transformer(shape, "nope", 16))

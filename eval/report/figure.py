@@ -107,7 +107,10 @@ def draw(rows: Iterable[Row], folder: str | os.PathLike[str]) -> list[Path]:
     for kind, fields in metadata.items():
         buffer = io.BytesIO()
         with setup_style():
-            figure.savefig(buffer, format=kind, metadata=fields)
+            # Tight: tick labels are as wide as the numbers need.
+            figure.savefig(
+                buffer, format=kind, metadata=fields, bbox_inches="tight", pad_inches=0.03
+            )
         paths.append(Path(folder) / f"figure.{kind}")
         write_file(paths[-1], buffer.getvalue())
     return paths

@@ -10,14 +10,19 @@ from typing import Any
 from eval.report.rows import Row
 from posenc.errors import UserError
 
-# Rows that differ in one of these answer different questions and are never averaged. A setting
-# that says no more than those before it (a checksum beside its version) stays out of the labels.
-SETTINGS = (
-    *("model", "train_length", "targets", "train_tokens", "checkpoint", "checkpoint_step"),
-    *("data.name", "data.version", "data.tokenizer", "data.split_version", "data.split_rule"),
-    *("data.sha256", "bos", "data.bos", "dtype", "matmul_precision", "parameters"),
+# Rows that differ in one of these answer different questions and are never averaged; where rows
+# differ in one, the labels say which is which.
+SHOWN = (
+    *("model", "train_length", "targets", "train_tokens", "checkpoint", "data.name"),
+    *("data.tokenizer", "bos", "data.bos", "dtype", "matmul_precision"),
     *("longest_length", "block_spacing", "blocks_per_document", "tokens_per_document"),
-    "recipe_hash",
+)
+# Nor where they differ in one of these, which stay out of the labels when they say no more than
+# what stands there already (a checksum beside its version).
+SETTINGS = (
+    *SHOWN,
+    *("checkpoint_step", "data.version", "data.split_version", "data.split_rule"),
+    *("data.sha256", "parameters", "recipe_hash"),
 )
 # Encodings have their own number of parameters: it separates runs of one encoding only.
 _WITHIN_ENCODING = ("parameters",)
@@ -126,7 +131,8 @@ def _varying(rows: Sequence[Row], chosen: Sequence[Row]) -> list[str]:
         base = [*(["encoding"] if name in _WITHIN_ENCODING else []), *names]
         before = {tuple(_lookup(row, key) for key in base) for row in pool}
         after = {tuple(_lookup(row, key) for key in [*base, name]) for row in pool}
-        if len(after) > len(before):
+        differs = len({_lookup(row, name) for row in pool}) > 1
+        if len(after) > len(before) or (name in SHOWN and differs):
             names.append(name)
     return names
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -67,6 +68,14 @@ def console_table(
     for line in grid.body:
         table.add_row(*map(Text, line))
     return table
+
+
+def print_table(rows: Iterable[Row]) -> None:
+    """Print the primary protocol's table; where the output is no terminal, as wide as it needs."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(console_table(rows))
 
 
 def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:

@@ -176,7 +176,10 @@ def load(spec: str) -> Corpus:
     root, pattern, paths = _match(spec)
     if not paths:
         folder = f" (a folder: say {spec.rstrip('/')}/*.txt)" if os.path.isdir(spec) else ""
-        way_out = f"; or give a path or glob of .txt or .jsonl files: no file matches{folder}"
+        way_out = (
+            f"; or give a path or glob of .txt or .jsonl files: no file in {Path.cwd()} "
+            f"matches{folder}"
+        )
         raise unknown("corpus", spec, CORPORA, way_out)
     documents: list[Document] = []
     for path in paths:

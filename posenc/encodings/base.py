@@ -209,7 +209,9 @@ class PositionalEncoding(nnx.Module):
         culprit = np.asarray(positions)[~np.asarray(representable)].flat[0]
         ways = ["stay below it", f"build the model with a larger max_position ({self.name})"]
         if self.extensions:
-            ways.append("choose an extension policy (--extend " + ", ".join(self.extensions) + ")")
+            ways.append(
+                "evaluate by an extension policy (--extend " + ", ".join(self.extensions) + ")"
+            )
         raise PositionOutOfRange(
             f"position {culprit} has no representation in {self.name}, which knows positions 0 to "
             f"{self.max_position - 1}: " + ", or ".join(ways)  # type: ignore[operator]
