@@ -1,7 +1,7 @@
 """Attention in blocks of query rows against the dense path: time and memory, in one run.
 
     python -m benchmarks.attention              the table
-    python -m benchmarks.attention --blocks     time by block size, from which BLOCK was chosen
+    python -m benchmarks.attention --blocks     time by block size, relative to the usual one
 
 The two are timed in turn, so that a machine whose speed drifts slows both; quoted are medians of
 the ratios pair by pair, and the compiler's own account of temporary memory.

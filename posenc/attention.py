@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from posenc.encodings.base import PositionalEncoding, Side
 
 # Rows of a block. Long enough for efficient matrix products, short enough that a block's logits
-# stay near the cores; chosen by `python -m benchmarks.attention --blocks`.
+# stay near the cores; `python -m benchmarks.attention --blocks` compares sizes.
 BLOCK = 128
 
 # Row blocks are gathered into at most so many groups, each one compiled loop over blocks that see
