@@ -16,7 +16,7 @@ from eval.report.table import print_table
 from eval.scoring import BATCH_TOKENS
 from posenc.cli import parse_subcommand
 from posenc.compilation import keep_compiled
-from posenc.errors import one_line_errors
+from posenc.errors import UserError, one_line_errors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,10 @@ def report(arguments: Report) -> None:
 
 
 def _write(rows: list[dict], folder: Path) -> None:
-    before = read_rows(folder) if (folder / "rows.jsonl").exists() else []
+    try:
+        before = read_rows(folder)
+    except UserError:  # none there, or none that could be lost
+        before = []
     lost = sorted({row["run"] for row in before} - {row["run"] for row in rows})
     if lost:
         print(f"{folder}: this report replaces one that had {', '.join(lost)} as well")

@@ -157,6 +157,22 @@ class Cache:
     length: Any
 
 
+def _check_fits(cache: Cache, positions: Array, streams: dict[str, Array]) -> None:
+    """Raise ``UserError`` for positions or streams that a cache would lose or truncate."""
+    if cache.positions.dtype != positions.dtype:
+        raise UserError(
+            f"positions of {positions.dtype} do not go into a cache of "
+            f"{cache.positions.dtype}: start it with positions={positions.dtype}"
+        )
+    held = {name: str(stream.dtype) for name, stream in cache.streams.items()}
+    given = {name: str(stream.dtype) for name, stream in streams.items()}
+    if held != given:
+        raise UserError(
+            f"streams {given or 'none'} do not go into a cache that holds {held or 'none'}: "
+            f"start it with streams={given}"
+        )
+
+
 def dropped(x: Array, rate: float, key: Array | None) -> Array:
     """Zero a share of ``x`` and scale up the rest; ``x`` itself without a key."""
     if key is None or rate == 0:
@@ -330,34 +346,30 @@ class Transformer(nnx.Module):
         if not causal:
             self.encoding.check_bidirectional()
         segments = jnp.ones((1, length), jnp.int32) if segments is None else segments
-        streams = {} if streams is None else streams
         self._check_on_host(positions, segments, cache, length)
         tokens, positions, segments = map(jnp.asarray, (tokens, positions, segments))
-        if cache is not None and cache.positions.dtype != positions.dtype:
-            raise UserError(
-                f"positions of {positions.dtype} do not go into a cache of "
-                f"{cache.positions.dtype}: start it with positions={positions.dtype}"
-            )
+        given = {name: jnp.asarray(stream) for name, stream in (streams or {}).items()}
+        if cache is not None:
+            _check_fits(cache, positions, given)
         start = jnp.zeros((), jnp.int32) if cache is None else cache.length
         slots = (start + jnp.arange(length, dtype=jnp.int32))[None]
-        queries = self._side(positions, streams, slots, segments)
+        queries = self._side(positions, given, slots, segments)
         keys, bad_write = queries, jnp.zeros((), bool)
         if cache is not None:
             every = cache.positions.shape[1]
             bad_write = start + length > every
-            streams = {
-                name: write_slots(kept, jnp.asarray(streams[name]), start)
-                for name, kept in cache.streams.items()
+            held = {
+                name: write_slots(kept, given[name], start) for name, kept in cache.streams.items()
             }
             cache = dataclasses.replace(
                 cache,
                 positions=write_slots(cache.positions, positions, start),
                 segments=write_slots(cache.segments, segments, start),
-                streams=streams,
+                streams=held,
                 length=start + length,
             )
             every_slot = jnp.arange(every, dtype=jnp.int32)[None]
-            keys = self._side(cache.positions, streams, every_slot, cache.segments)
+            keys = self._side(cache.positions, held, every_slot, cache.segments)
 
         x = self.encoding.embed(self.embedding(tokens), positions, queries.streams)
         x = dropped(x, self.config.dropout, key)

@@ -289,7 +289,13 @@ def test_scores_are_kept_by_document_window_and_token_and_not_run_again(
     assert len(files) == 4  # a run and a length each
     with np.load(files[0]) as kept:
         places = int(np.sum(kept["length"] - kept["first"]))
-        assert kept["nll"].shape == (places,)
+        assert kept["nll"].size == places
+        # The windows of one protocol, found again in the file, give that protocol's row.
+        counts = kept["length"] - kept["first"]
+        parts = np.split(kept["nll"], np.cumsum(counts)[:-1])
+        whole = np.concatenate([p for p, n in zip(parts, kept["first"], strict=True) if n == 1])
+        means = [r["nll"] for r in first if r["protocol"] == "non_overlapping"]
+        assert np.mean(whole, dtype=np.float64) in means
         assert kept["nll"].dtype == np.float32
         assert json.loads(str(kept["identity"]))[0]["length"] in (8, 16)
 
@@ -398,6 +404,37 @@ def test_somebody_elses_plugin_runs_only_where_it_is_allowed(runs, tmp_path, mon
         evaluate([copy], (8,), tmp_path / "scores")
     rows = evaluate([copy], (8,), tmp_path / "scores", allow_plugins=True)
     assert math.isfinite(rows[0]["nll"])
+
+
+def test_a_run_is_loaded_by_its_folder(runs):
+    import posenc
+
+    model = posenc.load(runs[0])
+    tokens, positions = np.arange(8)[None], np.arange(8)[None]
+    expected = load_model(open_run(runs[0]), 30)(tokens, positions)
+    np.testing.assert_array_equal(model(tokens, positions), expected)
+    with pytest.raises(UserError, match="no checkpoint of step 7"):
+        posenc.load(runs[0], 7)
+
+
+def test_a_policy_that_nobody_has_is_refused_even_where_none_is_needed(runs, tmp_path, capsys):
+    alibi = next(r for r in runs if "alibi" in r.name)
+    with pytest.raises(EncodingError, match="unknown extension policy 'clmp': did you mean clamp"):
+        evaluate([alibi], (8,), tmp_path, extend=("clmp",))
+    evaluate([alibi], (8,), tmp_path, extend=("clamp",))
+    assert "--extend changes nothing" in capsys.readouterr().out
+
+
+def test_a_report_that_replaces_another_says_so(runs, tmp_path, capsys):
+    from eval.__main__ import main
+
+    for chosen in (runs, runs[1:]):
+        main(["score", *map(str, chosen), "--lengths", "8", "--report", str(tmp_path)])
+    assert f"replaces one that had {runs[0].name} as well" in capsys.readouterr().out
+    # A damaged report is no reason to lose a new one.
+    (tmp_path / "rows.jsonl").write_text("{")
+    main(["score", str(runs[0]), "--lengths", "8", "--report", str(tmp_path)])
+    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0])["run"] == runs[0].name
 
 
 def test_the_default_checkpoint_is_the_last_and_not_the_best(runs, tmp_path):

@@ -551,3 +551,21 @@ def test_one_panel_without_positions(tmp_path):
     assert list(drawn(figure.axes[0], "rope").get_ydata()) == [2.0]
     with pytest.raises(UserError, match="no rows by length or by position"):
         make_figure([])
+
+
+def test_labels_name_every_setting_in_which_joined_rows_differ():
+    # One field would be enough to tell the two apart; a reader needs to know all three.
+    rows = [
+        row(nll=3.0, train_tokens=10, bos="none", longest_length=16),
+        row(nll=2.0, train_tokens=20, bos="keep", longest_length=32),
+    ]
+    text = markdown_table(rows)
+    for words in (
+        "train_tokens=10, bos=none, longest_length=16",
+        "train_tokens=20, bos=keep, longest_length=32",
+    ):
+        assert f"`rope, {words}`" in text
+    # A checksum that says no more than what stands there stays out.
+    assert "sha256" not in markdown_table(
+        [row(nll=3.0), row(nll=2.0, data={**row()["data"], "name": "sotu", "sha256": "cd" * 32})]
+    )

@@ -233,6 +233,12 @@ def test_one_thing_has_one_spec_and_two_things_two_names():
     )
 
 
+@pytest.mark.fast
+def test_a_spec_given_twice_is_one_run(corpus, tmp_path):
+    configs = train.configs_of(options(corpus, tmp_path, encoding=("rope", "alibi", "rope()")))
+    assert [config.encoding for config in configs] == ["rope", "alibi"]
+
+
 def test_a_signal_in_the_last_step_is_heard(corpus, tmp_path, monkeypatch):
     step = train.Trainer.step
     seen = []
@@ -305,6 +311,7 @@ def test_refusals_are_one_line_and_exit_code_2(corpus, tmp_path):
         ("--encoding", "ropee"): "did you mean rope",
         ("--out", str(tmp_path / "file" / "runs")): "Not a directory",
         ("--encodng", "rope"): "--encoding",
+        ("--steps", "3", "b.txt"): "must be one quoted glob",
     }
     for more, message in cases.items():
         words = command(corpus, tmp_path / "out", *more)

@@ -40,7 +40,12 @@ def test_greedy_decoding_equals_decoding_without_a_cache(encoding):
 @pytest.mark.fast
 def test_generation_stops_where_the_encoding_does():
     model = Transformer(CONFIG, "wpe", 8, seed=2)
-    assert generate(model, [[1, 2, 3]], 6).shape == (1, 6)  # the last token is fed at position 7
+    # Of six new tokens the last but one is fed, at position 7: the table's last row.
+    ids = [1, 2, 3]
+    for length in range(3, 9):
+        logits = model(np.asarray([ids]), np.arange(length)[None])
+        ids.append(int(np.argmax(np.asarray(logits)[0, -1])))
+    assert generate(model, [[1, 2, 3]], 6).tolist() == [ids[3:]]
     with pytest.raises(PositionOutOfRange, match="position 8 has no representation in wpe"):
         generate(model, [[1, 2, 3]], 7)
     with pytest.raises(UserError, match="a prompt is empty"):
@@ -90,6 +95,19 @@ def test_fractional_positions_go_through_the_cache_as_they_are():
         np.testing.assert_allclose(logits, full[one], atol=1e-5)
     with pytest.raises(UserError, match="positions of float32 do not go into a cache of int32"):
         model(tokens, positions, cache=model.start_cache(1, 8))
+
+
+@pytest.mark.fast
+def test_a_cache_loses_no_stream():
+    model = Transformer(CONFIG, "nope", 8)
+    tokens, positions = jnp.ones((1, 2), jnp.int32), jnp.arange(2)[None]
+    half = {"digit": jnp.full((1, 2), 0.5)}
+    for held in ({}, {"digit": jnp.int32}, {"other": jnp.float32}):
+        with pytest.raises(UserError, match=r"streams .* do not go into a cache that holds"):
+            model(tokens, positions, streams=half, cache=model.start_cache(1, 8, streams=held))
+    cache = model.start_cache(1, 8, streams={"digit": jnp.float32})
+    _, cache = model(tokens, positions, streams=half, cache=cache)
+    np.testing.assert_array_equal(cache.streams["digit"], [[0.5, 0.5, 0, 0, 0, 0, 0, 0]])
 
 
 @pytest.mark.fast
