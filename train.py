@@ -74,6 +74,8 @@ class Arguments:
     mlp_width: int | None = None
     qk_norm: bool | None = None
     dropout: float | None = None
+    sharing: str | None = None
+    """Of a block's weights: all (positions), none, or "groups(copies=8)" of consecutive ones."""
     dtype: Literal["float32", "bfloat16"] | None = None
     eval_every: int = 200
     """Steps between validations, at 1, 2 and 4 times the training length."""
@@ -183,7 +185,7 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
     metrics = Metrics(run.folder, after=first)
 
     tokens_a_step = config.batch_size * config.train_length
-    limit = model.encoding.max_position
+    limit = model.max_position
     began, pending, valid_loss = time.monotonic(), None, None
 
     def check(done: int, values: dict) -> tuple[float, float]:
@@ -263,7 +265,7 @@ def main(arguments: Arguments) -> list[Path]:
     for config in configs:
         model = nnx.eval_shape(lambda c=config: Transformer(c.model, c.encoding, c.train_length))
         # Training feeds every position of a window: one that the encoding lacks is refused here.
-        model.encoding.check_positions(np.arange(config.train_length))
+        model.check_positions(np.arange(config.train_length))
     check_batch_size(arguments.batch_size)
     if arguments.steps <= arguments.warmup_steps:
         print(

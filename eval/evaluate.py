@@ -99,6 +99,7 @@ def _certificate(run: Run, step: int, settings: Settings, here: dict[str, Any]) 
         "run": run.name,
         "encoding": config.encoding,
         "model": config.preset,
+        "sharing": config.model.sharing,
         "parameters": parameters,
         "bos": settings.bos,
         # What decides which tokens are scored, beside the length.
@@ -182,10 +183,14 @@ class Job:
         return None if self.policy is None else str(self.policy)
 
 
-def _jobs(limit: int | None, lengths: tuple[int, ...], policies: list[Part]) -> list[Job]:
+def _jobs(model: Transformer, lengths: tuple[int, ...], policies: list[Part]) -> list[Job]:
     jobs = []
+    limit = model.encoding.max_position
     for length in lengths:
-        if limit is None or length <= limit:
+        if model.copies > 1 and length > model.context_length:
+            # Whatever the encoding could be made to represent, the blocks end here.
+            jobs.append(Job(length, undefined=f"no weights beyond {model.context_length - 1}"))
+        elif limit is None or length <= limit:
             jobs.append(Job(length))
         else:
             jobs.append(Job(length, undefined=f"no position beyond {limit - 1}"))
@@ -246,7 +251,7 @@ def score_run(
 ) -> list[Row]:
     """Score one run at every length, as it is and by every policy that it needs; give its rows."""
     model = load_model(run, step, allow_plugins=allow_plugins)
-    jobs = _jobs(model.encoding.max_position, settings.lengths, policies)
+    jobs = _jobs(model, settings.lengths, policies)
     scored = [job for job in jobs if job.undefined is None]
     plans = {
         job.length: _plans(text, job.length, settings, run.config.bos == "document")
@@ -396,8 +401,11 @@ def _check_policies(
                 c.model, c.encoding, c.train_length, allow_plugins=allow_plugins
             )
         )
+        longest = max(settings.lengths)
+        if model.copies > 1:  # no policy leads beyond the blocks' own end
+            longest = min(longest, model.context_length)
         for part in model.encoding.parts:
-            ends = part.max_position is not None and part.max_position < max(settings.lengths)
+            ends = part.max_position is not None and part.max_position < longest
             needed |= ends
             known |= set(part.extensions)
             for policy in policies:

@@ -51,7 +51,7 @@ class Scorer:
         merge, self._parameters = split(model)
         self.length = length
         self.rows = max(1, batch_tokens // length)
-        model.encoding.check_positions(np.arange(length))
+        model.check_positions(np.arange(length))
 
         @jax.jit
         def nll(parameters, tokens, positions, segments):

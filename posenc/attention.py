@@ -19,6 +19,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from posenc.encodings.base import PositionalEncoding, Side
+from posenc.sharing import Apply, shared
 
 # Rows of a block. Long enough for efficient matrix products, short enough that a block's logits
 # stay near the cores; `python -m benchmarks.attention --blocks` compares sizes.
@@ -390,6 +391,7 @@ class Attention(nnx.Module):
         *,
         causal: bool = True,
         dense: bool = False,
+        apply: Apply = shared,
     ) -> tuple[Float[Array, "B T M"], LayerCache | None]:
         """Attend from ``x`` to itself, or, with a cache, to all that the cache holds and itself.
 
@@ -403,14 +405,15 @@ class Attention(nnx.Module):
             start: the slot of the first token of ``x``, with a cache.
             causal: whether a query sees earlier slots only.
             dense: take the dense path.
+            apply: how projections and norms are applied to the tokens.
         """
         batch, length, _ = x.shape
         q, k, v = (
-            einops.rearrange(project(x), "b t (h d) -> b t h d", d=self.head_width)
+            einops.rearrange(apply(project, x), "b t (h d) -> b t h d", d=self.head_width)
             for project in (self.query, self.key, self.value)
         )
         if self.query_norm is not None and self.key_norm is not None:
-            q, k = self.query_norm(q), self.key_norm(k)
+            q, k = apply(self.query_norm, q), apply(self.key_norm, k)
 
         state = encoding.start_state(batch) if cache is None else cache.state
         own, state = encoding.features(x, queries.positions, queries.segments, state)
@@ -438,7 +441,7 @@ class Attention(nnx.Module):
             mixed, carry = attend(
                 encoding, queries, keys, v, carry, causal=causal, aligned=cache is None
             )
-        out = self.out(einops.rearrange(mixed, "b t h d -> b t (h d)"))
+        out = apply(self.out, einops.rearrange(mixed, "b t h d -> b t (h d)"))
         if cache is None:
             return out, None
         return out, LayerCache(*kept, features, state, carry)

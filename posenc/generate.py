@@ -54,7 +54,7 @@ def generate(
     positions = sequential_positions(segments)
     # The last new token is never fed back, so its own position is not needed.
     ends = positions[:, -1] + new_tokens - 1
-    model.encoding.check_positions(np.concatenate([positions[segments != 0], ends]))
+    model.check_positions(np.concatenate([positions[segments != 0], ends]))
 
     merge, parameters = split(model)
     batch, length = tokens.shape

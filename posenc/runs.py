@@ -23,6 +23,7 @@ from flax import nnx
 from posenc.checkpoints import Checkpoints, abstract, write_json
 from posenc.encodings.registry import canonical_spec
 from posenc.errors import UserError, make_folder
+from posenc.sharing import canonical_sharing
 from posenc.training import OptimizerConfig, split
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -80,6 +81,8 @@ class RunConfig:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} is outside 0 <= seed < 2**32: give one inside")
         object.__setattr__(self, "encoding", canonical_spec(self.encoding))
+        sharing = canonical_sharing(self.model.sharing, self.train_length)
+        object.__setattr__(self, "model", dataclasses.replace(self.model, sharing=sharing))
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> RunConfig:
@@ -91,13 +94,15 @@ class RunConfig:
 
     @property
     def default_name(self) -> str:
-        """The run's name, made from encoding, training length and seed."""
+        """The run's name, made from encoding, training length, sharing and seed."""
         # What joins parts and layers is told apart: rope+alibi and rope,alibi are two runs.
         text = self.encoding
         for mark, word in (("+", "_plus_"), ("*", "_times_"), ("),", ")_then_"), (",", "_then_")):
             text = text.replace(mark, word)
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-        return f"{slug}-T{self.train_length}-seed{self.seed}"
+        way = re.sub(r"\W+", "-", self.model.sharing).strip("-")
+        sharing = "" if way == "all" else f"-sharing-{way}"
+        return f"{slug}-T{self.train_length}{sharing}-seed{self.seed}"
 
 
 def config_hash(config: RunConfig, data: dict[str, Any]) -> str:

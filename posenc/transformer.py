@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
 from posenc.attention import Attention, LayerCache, poisoned_rows, write_slots
-from posenc.encodings.base import Dimensions, Side
+from posenc.encodings.base import Dimensions, PositionOutOfRange, Side
 from posenc.encodings.registry import build, nearest
 from posenc.errors import UserError
+from posenc.sharing import Apply, Unshared, copies_of, shared, unshare
 
 Tensor = Array | np.ndarray
 
@@ -46,6 +47,8 @@ class TransformerConfig:
             scaled by ``1 / sqrt(2 layers)``.
         dropout: of embeddings and residual branches, in training.
         dtype: of activations; parameters, positions, logits and softmax are float32.
+        sharing: ``all`` positions share a block's weights, ``none`` does, or groups of consecutive
+            ones do, ``groups(copies=8)``; see ``posenc.sharing``.
     """
 
     vocab_size: int = 257
@@ -63,6 +66,7 @@ class TransformerConfig:
     init_std: float = 0.02
     dropout: float = 0.0
     dtype: Literal["float32", "bfloat16"] = "float32"
+    sharing: str = "all"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "layers", "width", "heads"):
@@ -246,11 +250,11 @@ class Block(nnx.Module):
         self.mlp_norm = _norm(config, rngs)
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x, encoding, queries, keys, cache, start, *, causal, dense, key):
+    def __call__(self, x, encoding, queries, keys, cache, start, *, causal, dense, key, apply):
         """Give the residual stream after the block, and the layer's cache."""
         keys_of = (None, None) if key is None else tuple(jax.random.split(key))
         mixed, cache = self.attention(
-            self.attention_norm(x),
+            apply(self.attention_norm, x),
             encoding,
             queries,
             keys,
@@ -258,9 +262,11 @@ class Block(nnx.Module):
             start,
             causal=causal,
             dense=dense,
+            apply=apply,
         )
         x = x + dropped(mixed, self.dropout, keys_of[0])
-        return x + dropped(self.mlp(self.mlp_norm(x)), self.dropout, keys_of[1]), cache
+        fed = apply(self.mlp, apply(self.mlp_norm, x))
+        return x + dropped(fed, self.dropout, keys_of[1]), cache
 
 
 class Transformer(nnx.Module):
@@ -269,7 +275,8 @@ class Transformer(nnx.Module):
     Args:
         config: its shape.
         encoding: a spec, such as ``rope(theta=500000)`` or ``rope*3,nope``.
-        context_length: the number of tokens that it is built for; only an encoding may use it.
+        context_length: the number of tokens that it is built for; only an encoding may use it, and
+            blocks whose weights not all positions share.
         seed: of all parameters. The encoding draws from a stream of its own, so that all others
             are the same bits whatever the encoding is.
         allow_plugins: whether a spec may name ``module:Class``.
@@ -296,7 +303,12 @@ class Transformer(nnx.Module):
             dtype=config.dtype,
             rngs=rngs,
         )
-        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
+        self.context_length = context_length
+        self.copies = copies_of(config.sharing, context_length)
+        blocks = [Block(config, rngs) for _ in range(config.layers)]
+        if self.copies > 1:
+            blocks = [unshare(block, self.copies) for block in blocks]
+        self.blocks = nnx.List(blocks)
         self.final_norm = _norm(config, rngs)
         table = (config.vocab_size, config.width)
         self.head = (
@@ -309,6 +321,35 @@ class Transformer(nnx.Module):
             encoding, config.layers, dims, encoding_key, allow_plugins=allow_plugins
         )
 
+    @property
+    def max_position(self) -> int | None:
+        """The smaller limit of the encoding and of unshared blocks, or None."""
+        limits = [self.encoding.max_position, self.context_length if self.copies > 1 else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def representable(self, positions: Num[Tensor, "*n"]) -> Bool[Tensor, "*n"] | None:
+        """Say which positions the model has weights for; None when all, known beforehand."""
+        within = self.encoding.representable(positions)
+        if self.copies == 1:
+            return within
+        own = (positions >= 0) & (positions < self.context_length)
+        return own if within is None else own & within
+
+    def check_positions(self, positions: np.ndarray) -> None:
+        """Raise ``PositionOutOfRange`` for the first position that the model has no weights for.
+
+        For positions that are known on the host; padding must have been taken out.
+        """
+        outside = np.asarray((positions < 0) | (positions >= self.context_length))
+        if self.copies > 1 and outside.any():
+            raise PositionOutOfRange(
+                f"position {np.asarray(positions)[outside].flat[0]} has no weights: with sharing "
+                f"{self.config.sharing!r} the blocks have weights for positions 0 to "
+                f"{self.context_length - 1} and no others: stay below {self.context_length}, or "
+                "train with --sharing all, whose weights serve every position"
+            )
+        self.encoding.check_positions(positions)
+
     def hidden(
         self,
         tokens: Int[Tensor, "B T"],
@@ -320,6 +361,7 @@ class Transformer(nnx.Module):
         causal: bool = True,
         dense: bool = False,
         key: Array | None = None,
+        apply: Apply | None = None,
     ) -> tuple[Float[Array, "B T M"], Cache | None]:
         """Give the final normed states, from which ``logits`` makes the logits.
 
@@ -332,13 +374,16 @@ class Transformer(nnx.Module):
             causal: whether a token sees earlier ones only.
             dense: take the dense attention path, the readable reference.
             key: of dropout; none without it.
+            apply: how the blocks' norms, projections and MLPs are applied to the tokens, instead of
+                as ``sharing`` says; for instruments that look at what passes through them.
 
         Returns:
             ``[B, T, M]``, NaN in every row that sees an unrepresentable position; and the cache
             with these tokens written, or None.
 
         Raises:
-            PositionOutOfRange: a position, known on the host, that the encoding cannot represent.
+            PositionOutOfRange: a position, known on the host, that the encoding cannot represent
+                or the blocks have no weights for.
             EncodingError: the encoding has no form without the causal mask.
             UserError: more tokens than the cache has slots for, or positions of another type.
         """
@@ -371,6 +416,9 @@ class Transformer(nnx.Module):
             every_slot = jnp.arange(every, dtype=jnp.int32)[None]
             keys = self._side(cache.positions, held, every_slot, cache.segments)
 
+        if apply is None and self.copies > 1:
+            own = jnp.broadcast_to(positions, (batch, length))
+            apply = Unshared.at(own, self.copies, self.context_length)
         x = self.encoding.embed(self.embedding(tokens), positions, queries.streams)
         x = dropped(x, self.config.dropout, key)
         layers = []
@@ -385,11 +433,12 @@ class Transformer(nnx.Module):
                 causal=causal,
                 dense=dense,
                 key=None if key is None else jax.random.fold_in(key, depth),
+                apply=apply or shared,
             )
             layers.append(layer_cache)
         x = self.final_norm(x)
 
-        representable = self.encoding.representable(keys.positions)
+        representable = self.representable(keys.positions)
         if representable is not None:
             shape = (batch, keys.segments.shape[1])
             every = jnp.broadcast_to(keys.segments, shape)
@@ -481,7 +530,7 @@ class Transformer(nnx.Module):
     ) -> None:
         if not any(isinstance(value, jax.core.Tracer) for value in (positions, segments)):
             places, owners = np.broadcast_arrays(np.asarray(positions), np.asarray(segments))
-            self.encoding.check_positions(places[owners != 0])
+            self.check_positions(places[owners != 0])
         if cache is not None and not isinstance(cache.length, jax.core.Tracer):
             slots = cache.positions.shape[1]
             if int(cache.length) + length > slots:

@@ -13,7 +13,7 @@ from posenc.errors import UserError
 # Rows that differ in one of these answer different questions and are never averaged; where rows
 # differ in one, the labels say which is which.
 SHOWN = (
-    *("model", "train_length", "targets", "train_tokens", "checkpoint", "data.name"),
+    *("model", "sharing", "train_length", "targets", "train_tokens", "checkpoint", "data.name"),
     *("data.tokenizer", "bos", "data.bos", "dtype", "matmul_precision"),
     *("longest_length", "block_spacing", "blocks_per_document", "tokens_per_document"),
 )

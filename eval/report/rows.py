@@ -23,7 +23,17 @@ REQUIRED = (
     *("nll", "excess_nll", "notes", "seed", "train_length"),
 )
 COLUMNS = (
-    *("schema", "run", "encoding", "model", "parameters", "protocol", "length", "context"),
+    *(
+        "schema",
+        "run",
+        "encoding",
+        "model",
+        "sharing",
+        "parameters",
+        "protocol",
+        "length",
+        "context",
+    ),
     *("targets", "position_from", "position_to", "bos", "extend", "defined", "reason", "nll"),
     *("perplexity", "bits_per_byte", "reference_nll", "excess_nll", "tokens", "blocks"),
     *("windows", "documents", "notes", "seed", "train_tokens", "train_length"),
@@ -35,6 +45,8 @@ COLUMNS = (
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # An encoding or a tokenizer may be called "NaN"; text stays text.
 _TEXT = ("run", "encoding", "model", "protocol", "bos", "extend", "reason", "notes", "data")
+# What rows meant that were written before it could be chosen.
+_BEFORE = {"sharing": "all"}
 _OUT = "score the runs again, or remove the line"
 
 
@@ -81,6 +93,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
             raise UserError(f"{file}, line {number}: not JSON ({error}): {_OUT}") from None
         if isinstance(row, dict):
             row = {key: value if key in _TEXT else _decode(value) for key, value in row.items()}
+            row = _BEFORE | row
         if fault := _fault(row):
             raise UserError(f"{file}, line {number}: {fault}: {_OUT}")
         rows.append(row)
