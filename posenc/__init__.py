@@ -13,6 +13,7 @@ from posenc.encodings import (
     sequential_positions,
 )
 from posenc.generate import generate
+from posenc.pretrained import load_gpt2, save_gpt2
 from posenc.runs import load
 from posenc.transformer import (
     PRESETS,
@@ -36,6 +37,8 @@ __all__ = [
     "count_parameters",
     "generate",
     "load",
+    "load_gpt2",
     "preset",
+    "save_gpt2",
     "sequential_positions",
 ]

@@ -361,7 +361,6 @@ class Transformer(nnx.Module):
         causal: bool = True,
         dense: bool = False,
         key: Array | None = None,
-        apply: Apply | None = None,
     ) -> tuple[Float[Array, "B T M"], Cache | None]:
         """Give the final normed states, from which ``logits`` makes the logits.
 
@@ -374,8 +373,6 @@ class Transformer(nnx.Module):
             causal: whether a token sees earlier ones only.
             dense: take the dense attention path, the readable reference.
             key: of dropout; none without it.
-            apply: how the blocks' norms, projections and MLPs are applied to the tokens, instead of
-                as ``sharing`` says; for instruments that look at what passes through them.
 
         Returns:
             ``[B, T, M]``, NaN in every row that sees an unrepresentable position; and the cache
@@ -416,7 +413,8 @@ class Transformer(nnx.Module):
             every_slot = jnp.arange(every, dtype=jnp.int32)[None]
             keys = self._side(cache.positions, held, every_slot, cache.segments)
 
-        if apply is None and self.copies > 1:
+        apply: Apply = shared
+        if self.copies > 1:
             own = jnp.broadcast_to(positions, (batch, length))
             apply = Unshared.at(own, self.copies, self.context_length)
         x = self.encoding.embed(self.embedding(tokens), positions, queries.streams)
@@ -433,7 +431,7 @@ class Transformer(nnx.Module):
                 causal=causal,
                 dense=dense,
                 key=None if key is None else jax.random.fold_in(key, depth),
-                apply=apply or shared,
+                apply=apply,
             )
             layers.append(layer_cache)
         x = self.final_norm(x)

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -49,20 +50,24 @@ def model_of(sharing, encoding="rope", seed=0, different=False):
     )
 
 
-def one_by_one(model, positions):
-    """Apply parts by the definition: to each token alone, with the weights of its position."""
-    copy = jnp.clip(positions, 0, LENGTH - 1) // (LENGTH // model.copies)
+class OneByOne:
+    """Applies parts by the definition: to each token alone, with the weights of its position."""
 
-    def apply(part, x):
+    def __init__(self, copy):
+        self.copy = copy
+
+    @classmethod
+    def at(cls, positions, copies, length):
+        return cls(jnp.clip(positions, 0, length - 1) // (length // copies))
+
+    def __call__(self, part, x):
         graph, weights = nnx.split(part)
 
         def to_token(copy, token):
             own = jax.tree.map(lambda w: w[copy], weights)
             return nnx.merge(graph, own)(token[None, None])[0, 0]
 
-        return jax.vmap(jax.vmap(to_token))(copy, x)
-
-    return apply
+        return jax.vmap(jax.vmap(to_token))(self.copy, x)
 
 
 SEGMENTS = {
@@ -79,15 +84,18 @@ def readouts(sharing):
     model = model_of(sharing, different=True)
     merge, parameters = split(model)
 
-    def readout(parameters, positions, segments, apply):
-        hidden, _ = merge(parameters).hidden(TOKENS, positions, segments, apply=apply)
+    def readout(parameters, positions, segments):
+        hidden, _ = merge(parameters).hidden(TOKENS, positions, segments)
         hidden = jnp.where(segments[..., None] != 0, hidden, 0)
         return jnp.sum(jnp.sin(hidden)), hidden
 
     def both(positions, segments):
-        gradient = jax.value_and_grad(readout, has_aux=True)
-        ours = gradient(parameters, positions, segments, None)
-        return ours, gradient(parameters, positions, segments, one_by_one(model, positions))
+        def gradient():
+            return jax.value_and_grad(readout, has_aux=True)(parameters, positions, segments)
+
+        ours = gradient()
+        with mock.patch("posenc.transformer.Unshared", OneByOne):
+            return ours, gradient()
 
     return jax.jit(both)
 
