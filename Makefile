@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: help setup demo docs test test-fast test-all lint clean
+.PHONY: help setup demo docs study-weight-sharing test test-fast test-all lint clean
 
 help:
 	@echo "make demo       train five encodings on embedded text, draw how each extrapolates (10 min)"
@@ -39,6 +39,14 @@ docs: demo
 	mkdir -p docs/demo
 	cp demo/report/rows.jsonl demo/report/table.md demo/report/figure.png docs/demo/
 	$(BIN)/python -m studies.readme
+
+# The results under studies/weight_sharing: rows, table and figure, 25 minutes.
+study-weight-sharing: setup
+	$(BIN)/python -m studies.weight_sharing
+	for kind in text facts contributions; do \
+	  mkdir -p studies/weight_sharing/results/$$kind; \
+	  cp weight_sharing/results/$$kind/rows.jsonl studies/weight_sharing/results/$$kind/; done
+	cp weight_sharing/results/table.md weight_sharing/results/figure.png studies/weight_sharing/results/
 
 test: setup
 	$(PYTEST) -m 'not slow and not peers'

@@ -1,0 +1,1 @@
+"""What weight sharing across positions gives: the counterfactual, trained and measured."""

@@ -1,0 +1,202 @@
+"""Table and figure of the study, from its rows alone.
+
+python -m studies.weight_sharing.report studies/weight_sharing/results again
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from eval.report.figure import LINESTYLES, PALETTE, setup_style
+from eval.report.rows import Row, read_rows, write_file
+
+Rows = dict[str, list[Row]]
+EXPERIMENTS = ("text", "facts", "contributions")
+COLOURS = {"all": PALETTE[0], "none": PALETTE[1]}
+
+
+def by_seed(rows: Iterable[Row], value: str = "nll") -> tuple[float, float, float]:
+    """Give the mean over the seeds, the lowest and the highest."""
+    seeds: dict[int, list[float]] = {}
+    for row in rows:
+        seeds.setdefault(row["seed"], []).append(row[value])
+    means = [float(np.mean(values)) for values in seeds.values()]
+    return float(np.mean(means)), min(means), max(means)
+
+
+def _models(rows: list[Row]) -> list[tuple[str, int, int]]:
+    """Give every model among rows, in order: how it shares, its width, its parameters."""
+    return list(dict.fromkeys((r["sharing"], r["width"], r["parameters"]) for r in rows))
+
+
+def _of(rows: list[Row], model: tuple[str, int, int], **conditions: object) -> list[Row]:
+    sharing, width, _ = model
+    wanted = {"sharing": sharing, "width": width, **conditions}
+    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
+
+
+def _words(value: tuple[float, float, float], digits: int = 3) -> str:
+    mean, low, high = value
+    return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def table(rows: Rows) -> str:
+    """Give the numbers as Markdown: means over the seeds, and their range."""
+    primary = [row for row in rows["text"] if row["protocol"] == "nll_by_context"]
+    steps = sorted({row["train_tokens"] for row in primary})
+    seeds = sorted({row["seed"] for row in primary})
+    lines = [
+        "## Text: loss by tokens trained on",
+        "",
+        f"nats a token on the test split, nll_by_context at {primary[0]['length']} tokens; mean "
+        f"(lowest to highest) of seeds {', '.join(map(str, seeds))}",
+        "",
+        "| sharing | width | parameters | " + " | ".join(f"{n:,}" for n in steps) + " |",
+        "| --- | ---: | ---: | " + " | ".join("---:" for _ in steps) + " |",
+    ]
+    for model in _models(primary):
+        sharing, width, parameters = model
+        cells = [_words(by_seed(_of(primary, model, train_tokens=n))) for n in steps]
+        lines.append(f"| `{sharing}` | {width} | {parameters:,} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "## Facts: taught at some places, asked for at all",
+        "",
+        f"share of answers that were right ({rows['facts'][0]['tokens']} a place and seed); mean "
+        "(lowest to highest) of the seeds",
+        "",
+        "| sharing | parameters | taught places | other places |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    for model in _models(rows["facts"]):
+        sharing, _, parameters = model
+        cells = [
+            _words(by_seed(_of(rows["facts"], model, taught=taught), "accuracy"), 2)
+            for taught in (True, False)
+        ]
+        lines.append(f"| `{sharing}` | {parameters:,} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "## Signal: positions of one sequence that add to a weight's gradient",
+        "",
+        "| sharing | median weight | most |",
+        "| --- | ---: | ---: |",
+    ]
+    lines += [
+        f"| `{row['sharing']}` | {row['contributions_median']:g} | {row['contributions_most']} |"
+        for row in rows["contributions"]
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _style(model: tuple[str, int, int], widest: int) -> dict[str, object]:
+    sharing, width, _ = model
+    colour = COLOURS.get(sharing, PALETTE[3] if "=2)" in sharing else PALETTE[2])
+    return {"color": colour, "linestyle": LINESTYLES[0] if width == widest else LINESTYLES[1]}
+
+
+def _label(model: tuple[str, int, int], widest: int) -> str:
+    sharing, width, parameters = model
+    kind = {"all": "all positions share", "none": "none share"}.get(
+        sharing, f"{sharing.partition('=')[2].rstrip(')')} groups of positions"
+    )
+    narrow = "" if width == widest else f", width {width}"
+    return f"{kind}{narrow} ({parameters / 1e6:.2f} M)"
+
+
+def _curve(
+    axes: Axes,
+    places: list[float],
+    values: list[tuple[float, float, float]],
+    style: dict,
+    label: str,
+) -> None:
+    mean, low, high = zip(*values, strict=True)
+    axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    axes.plot(places, mean, marker="o", markersize=2.4, label=label, **style)
+
+
+def make_figure(rows: Rows) -> Figure:
+    """Draw loss by tokens, facts by place and loss by position; bands are the seeds' range."""
+    with setup_style():
+        figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+        panels = figure.subplots(1, 3)
+    primary = [row for row in rows["text"] if row["protocol"] == "nll_by_context"]
+    position = [row for row in rows["text"] if row["protocol"] == "per_position"]
+    widest = max(row["width"] for row in primary)
+    for model in _models(primary):
+        style, label = _style(model, widest), _label(model, widest)
+        some = _of(primary, model)
+        tokens = sorted({row["train_tokens"] for row in some})
+        values = [by_seed(_of(some, model, train_tokens=n)) for n in tokens]
+        _curve(panels[0], tokens, values, style, label)
+        some = _of(position, model)
+        places = sorted({row["position_from"] for row in some})
+        values = [by_seed(_of(some, model, position_from=p)) for p in places]
+        _curve(panels[2], places, values, style, label)
+    for model in _models(rows["facts"]):
+        some = _of(rows["facts"], model)
+        places = sorted({row["place"] for row in some})
+        values = [by_seed(_of(some, model, place=p), "accuracy") for p in places]
+        _curve(panels[1], places, values, _style(model, widest), _label(model, widest))
+    for place in sorted({row["place"] for row in rows["facts"] if row["taught"]}):
+        panels[1].axvspan(place - 0.5, place + 0.5, color="0.92", zorder=0, linewidth=0)
+    for axes, letter, title, x, y in (
+        (panels[0], "a", "text", "tokens trained on", "loss (nats per token)"),
+        (
+            panels[1],
+            "b",
+            "facts taught in grey places",
+            "place of the fact",
+            "right answers (share)",
+        ),
+        (panels[2], "c", "text", "position in the window", "loss (nats per token)"),
+    ):
+        axes.set_title(f"({letter}) {title}", fontsize=7.5, loc="left")
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+    panels[0].set_xscale("log")
+    scored = sorted({row["train_tokens"] for row in primary})
+    panels[0].set_xticks(scored, [f"{n / 1000:,.0f}k" for n in scored], minor=False)
+    panels[0].set_xticks([], minor=True)
+    panels[1].set_ylim(-0.03, 1.03)
+    handles: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=6.5,
+    )
+    return figure
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Write the figure as PNG; the same rows give the same bytes."""
+    buffer = io.BytesIO()
+    with setup_style():
+        make_figure(rows).savefig(buffer, format="png", metadata={"Software": None})
+    write_file(path, buffer.getvalue())
+
+
+def main(results: Path, out: Path) -> None:
+    """Make table and figure again."""
+    rows = {name: read_rows(results / name) for name in EXPERIMENTS}
+    write_file(out / "table.md", table(rows).encode())
+    draw(rows, out / "figure.png")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:3]))
