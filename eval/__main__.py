@@ -1,4 +1,4 @@
-"""``python -m eval score RUN ... --lengths N ... --report DIR`` and ``python -m eval report``."""
+"""``python -m eval score RUN ... --lengths N ...``, ``report ROWS ...`` and ``audit``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from eval.auditing import Audit, audit
 from eval.evaluate import evaluate
 from eval.protocols import Bos
 from eval.report import write_report
@@ -87,10 +88,16 @@ def _write(rows: list[dict], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one subcommand."""
-    commands = {"score": Score, "report": Report}
+    commands = {"score": Score, "report": Report, "audit": Audit}
     chosen = parse_subcommand(commands, "python -m eval", arguments)
     with one_line_errors():
-        score(chosen) if isinstance(chosen, Score) else report(chosen)
+        if isinstance(chosen, Audit):
+            keep_compiled()
+            audit(chosen)
+        elif isinstance(chosen, Score):
+            score(chosen)
+        else:
+            report(chosen)
 
 
 if __name__ == "__main__":

@@ -230,18 +230,17 @@ def lengthened(model: Transformer, encoding: str, length: int, *, allow_plugins:
     """Give a new model built for ``length`` tokens, with a trained one's blocks put into it.
 
     Raises:
-        UserError: they do not fit.
+        UserError: the blocks belong to the positions that they were trained at.
     """
+    if model.copies > 1:
+        raise UserError(
+            f"with sharing {model.config.sharing!r} they are weights of the positions 0 to "
+            f"{model.context_length - 1}, and others have none"
+        )
     new = Transformer(model.config, encoding, length, allow_plugins=allow_plugins)
     merge, parameters = split(new)
     for name, value in split(model)[1].items():
         if name.startswith((BLOCK, "embedding.", "final_norm.", "head")):
-            if value.shape != parameters[name].shape:
-                raise UserError(
-                    f"{name} is {list(value.shape)} as trained and {list(parameters[name].shape)} "
-                    f"in a model of {length} tokens: it has a position axis, and positions from "
-                    f"{model.context_length} on have no weights"
-                )
             parameters[name] = value
     return merge(parameters)
 
@@ -273,6 +272,7 @@ def audit_trained(
     """
     found: dict[str, Any] = {
         "trained_length": model.context_length,
+        "tokens": len(tokens),
         "length": length,
         "position": position,
         "blocks_sha256": blocks_hash(split(model)[1]),

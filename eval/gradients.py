@@ -72,9 +72,10 @@ def position_gradients(model: Transformer, tokens: np.ndarray) -> dict[str, Any]
     Returns:
         By the name of each matrix, means over the sequences: ``norm`` ``[T]``, of ``g_t``;
         ``share`` ``[T]``, of ``<g_t, g> / <g, g>``, which sums to 1; ``cosine`` ``[T, T]``, between
-        positions; ``gain``, the squared norm of the whole gradient over the sum of the squared
-        norms of its parts: 1 if positions taught unrelated things, T if all taught the same; and
-        ``contributions``, the fewest positions of a sequence whose part was not zero.
+        positions (0 where one adds nothing); ``gain``, the squared norm of the whole gradient over
+        the sum of the squared norms of its parts: 1 if positions taught unrelated things, T if all
+        taught the same; and ``contributions``, the fewest positions of a sequence that added more
+        than rounding.
 
     Raises:
         UserError: not all positions share the blocks' weights, or there is no sequence.
@@ -122,12 +123,14 @@ def position_gradients(model: Transformer, tokens: np.ndarray) -> dict[str, Any]
 
 def _reduce(gram: np.ndarray) -> dict[str, Any]:
     norm = np.sqrt(np.maximum(np.diagonal(gram), 0))
-    scale = np.where(norm > 0, norm, 1)
+    # The first query sees one key, and its softmax has no gradient: what is left is rounding.
+    adds = norm > 2.0**-20 * norm.max()
+    scale = np.where(adds, norm, np.inf)
     whole = gram.sum()
     return {
         "norm": norm,
         "share": gram.sum(axis=1) / whole,
         "cosine": gram / scale[:, None] / scale[None, :],
         "gain": whole / np.sum(norm**2),
-        "contributions": int(np.count_nonzero(norm)),
+        "contributions": int(np.count_nonzero(adds)),
     }

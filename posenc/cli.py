@@ -53,13 +53,14 @@ def _one_line(read: Callable[[], T]) -> T:
             sys.stderr.write(said.getvalue())
             raise
     # tyro draws a box of several sections: what is wrong, what may have been meant, where help is.
+    # Where the output is ASCII, the box is rules alone, and its title stands above the first.
     text = re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue())
     lines = [line.strip("│╭╮╰╯ \n") for line in text.splitlines()]
     sections: list[list[str]] = [[]]
-    for line in lines:
-        if line.startswith("─") or not line:
+    for number, line in enumerate(lines):
+        if line.startswith("─") or not line.strip("-"):
             sections.append([])
-        else:
+        elif number or lines[1:2] == [] or lines[1].strip("-"):
             sections[-1].append(line)
     kept = [" ".join(section) for section in sections if section]
     message = kept[0] if kept else "the command line cannot be read"

@@ -29,6 +29,9 @@ from posenc.errors import UserError, make_folder
 from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig, preset
 
+# How GPT-2 is told where a token stands.
+ENCODING = "wpe"
+
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 
 # Where the hub keeps the released weights.
@@ -95,7 +98,7 @@ def load_gpt2(source: str | Path) -> Transformer:
     config, context_length = gpt2_config(folder)
     stored = _headers(_weight_files(folder))
     layout = gpt2_layout(config)
-    merge, abstract = split(nnx.eval_shape(lambda: Transformer(config, "wpe", context_length)))
+    merge, abstract = split(nnx.eval_shape(lambda: Transformer(config, ENCODING, context_length)))
     _check(stored, _shapes(layout, abstract), folder)
     if config.tied_head and _HEAD in stored:
         _check_tied(stored[_HEAD], stored["wte.weight"])

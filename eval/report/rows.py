@@ -57,7 +57,7 @@ def write_rows(rows: Iterable[Row], folder: str | os.PathLike[str]) -> dict[str,
     for no rows, for a row that could not be read back, and for a folder that cannot be written.
     """
     rows = checked(rows)
-    lines = (json.dumps(_encode(row), allow_nan=False) + "\n" for row in rows)
+    lines = (json.dumps(encoded(row), allow_nan=False) + "\n" for row in rows)
     paths = {name: Path(folder) / name for name in ("rows.jsonl", "rows.csv")}
     write_file(paths["rows.jsonl"], "".join(lines).encode())
     write_file(paths["rows.csv"], _csv(rows).encode())
@@ -107,7 +107,7 @@ def checked(rows: Iterable[Row]) -> list[Row]:
 
     Raises `UserError`, naming the first row at fault, counted from 1.
     """
-    rows = [_plain(row) for row in rows]
+    rows = [plain(row) for row in rows]
     if not rows:
         raise UserError("there are no result rows to report: score a run first")
     for number, row in enumerate(rows, start=1):
@@ -172,19 +172,21 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Make NumPy's scalars and arrays, and tuples, plain."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else value
+        return [plain(item) for item in value]
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
-def _encode(value: Any) -> Any:
+def encoded(value: Any) -> Any:
+    """Make plain values fit for JSON, which has no word for what is not finite."""
     if isinstance(value, dict):
-        return {key: _encode(item) for key, item in value.items()}
+        return {key: encoded(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_encode(item) for item in value]
+        return [encoded(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
@@ -224,7 +226,7 @@ def _flatten(row: Row, prefix: str = "") -> Iterable[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    value = _encode(value)
+    value = encoded(value)
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value)
