@@ -9,10 +9,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 help:
 	@echo "make demo       train five encodings on embedded text, draw how each extrapolates (10 min)"
-	@echo "make test       the test suite (under 8 min on 2 cores)"
+	@echo "make test       the test suite (under 11 min on 2 cores)"
 	@echo "make test-fast  a quick subset"
 	@echo "make test-all   the suite, its large grids and the live peers; a skip fails"
 	@echo "make lint       lint, format and type checks"
+	@echo "make docs       the demo, and what the documents show of it"
+	@echo "make study-weight-sharing   models whose positions share no weights, compared (26 min)"
 
 # The folder is complete when the file is there: an interrupted installation is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -34,19 +36,25 @@ setup: $(VENV)/.installed
 demo: setup
 	$(BIN)/python -m studies.demo
 
-# The results that the README shows: from the demo's rows, by the committed code.
+# What the documents show: tables from rows, and what commands print about the demo's runs.
 docs: demo
 	mkdir -p docs/demo
 	cp demo/report/rows.jsonl demo/report/table.md demo/report/figure.png docs/demo/
-	$(BIN)/python -m studies.readme
+	$(BIN)/python train.py --encoding rope --sharing none --train-length 32 --steps 200 --out demo/unshared
+	test -e demo/gpt2-random || $(BIN)/python -c "import posenc; posenc.save_gpt2(posenc.Transformer(posenc.preset('gpt2-small'), 'wpe', 1024), 'demo/gpt2-random')"
+	$(BIN)/python -m studies.documents README.md docs/weight-sharing.md
+	mkdir -p docs/weight-sharing
+	set -e; for kind in json png; do \
+	  cp demo/audit/gradients-rope-T64-seed0.$$kind docs/weight-sharing/gradients.$$kind; done
 
-# The results under studies/weight_sharing: rows, table and figure, 25 minutes.
+# The results under studies/weight_sharing: rows, table and figure, 26 minutes.
 study-weight-sharing: setup
 	$(BIN)/python -m studies.weight_sharing
-	for kind in text facts contributions; do \
+	set -e; for kind in text facts contributions; do \
 	  mkdir -p studies/weight_sharing/results/$$kind; \
 	  cp weight_sharing/results/$$kind/rows.jsonl studies/weight_sharing/results/$$kind/; done
 	cp weight_sharing/results/table.md weight_sharing/results/figure.png studies/weight_sharing/results/
+	$(BIN)/python -m studies.documents studies/weight_sharing/README.md
 
 test: setup
 	$(PYTEST) -m 'not slow and not peers'

@@ -90,7 +90,7 @@ class Arguments:
     out: Path = Path("runs")
     """Where runs live."""
     name: str | None = None
-    """The run's folder in OUT, instead of one made from encoding, length and seed."""
+    """The run's folder in OUT, instead of one made from encoding, length, sharing and seed."""
 
 
 def configs_of(arguments: Arguments) -> list[RunConfig]:

@@ -18,9 +18,8 @@ import numpy as np
 from flax import nnx
 
 from posenc.encodings.base import Dimensions, PositionalEncoding, PositionOutOfRange
-from posenc.encodings.registry import build, canonical_spec, format_spec, parse_spec
+from posenc.encodings.registry import build, canonical_spec, format_spec, parse_part, parse_spec
 from posenc.errors import UserError
-from posenc.sharing import canonical_sharing
 from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -101,10 +100,16 @@ def layer_kinds(encoding: str, layers: int) -> dict[str, int]:
 
 def visible_pairs(length: int, reach: int | None, sinks: int) -> int:
     """Count the pairs of a query and a key that it sees, among ``length`` tokens in order."""
-    earlier = np.arange(length, dtype=np.int64)  # keys before each query
+
+    def up_to(least: int) -> int:
+        """Sum the keys before each query, none counted beyond ``least``."""
+        rising = min(length, least + 1)
+        return rising * (rising - 1) // 2 + (length - rising) * least
+
     if reach is None:
-        return int(np.sum(earlier + 1))
-    return int(np.sum(np.minimum(earlier, reach) + 1 + np.clip(earlier - reach, 0, sinks)))
+        return length + up_to(length)
+    # The sinks of a query are those before its window: what min(t, reach + sinks) adds to it.
+    return length + up_to(reach + sinks)
 
 
 def growth(
@@ -120,12 +125,13 @@ def growth(
     """
     kept = other = flops = 0
     for kind, layers in layer_kinds(encoding, config.layers).items():
-        model = nnx.eval_shape(
-            lambda kind=kind: Transformer(
-                dataclasses.replace(config, layers=1), kind, length, allow_plugins=allow_plugins
-            )
-        )
-        cache = jax.eval_shape(lambda model=model: model.start_cache(batch, length))
+
+        def one_layer(kind: str = kind) -> tuple[Transformer, Any]:
+            one = dataclasses.replace(config, layers=1)
+            model = Transformer(one, kind, length, allow_plugins=allow_plugins)
+            return model, model.start_cache(batch, length)
+
+        model, cache = nnx.eval_shape(one_layer)
         (layer,) = cache.layers
         kept += layers * _bytes((layer.keys, layer.values))
         other += layers * _bytes((layer.features, layer.state, layer.carry))
@@ -180,7 +186,7 @@ def audit_model(
     by_name = {name: [_shape(shapes.get(name)) for shapes in every] for name in names}
     return {
         "encoding": canonical_spec(encoding),
-        "sharing": canonical_sharing(config.sharing, lengths[0]),
+        "sharing": str(parse_part(config.sharing)),
         "layers": config.layers,
         "dtype": config.dtype,
         "batch": batch,
@@ -226,23 +232,42 @@ def blocks_hash(parameters: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def lengthened(model: Transformer, encoding: str, length: int, *, allow_plugins: bool) -> Any:
-    """Give a new model built for ``length`` tokens, with a trained one's blocks put into it.
+def lengthened(
+    model: Transformer, encoding: str, length: int, *, allow_plugins: bool = False
+) -> Transformer:
+    """Give a model built for ``length`` tokens, with a trained one's weights and no encoding.
 
     Raises:
-        UserError: the blocks belong to the positions that they were trained at.
+        UserError: the blocks belong to the positions that they were trained at, or the two models
+            differ in the name, shape or type of a weight outside the encoding.
     """
     if model.copies > 1:
         raise UserError(
             f"with sharing {model.config.sharing!r} they are weights of the positions 0 to "
             f"{model.context_length - 1}, and others have none"
         )
-    new = Transformer(model.config, encoding, length, allow_plugins=allow_plugins)
-    merge, parameters = split(new)
-    for name, value in split(model)[1].items():
-        if name.startswith((BLOCK, "embedding.", "final_norm.", "head")):
-            parameters[name] = value
-    return merge(parameters)
+    longer = nnx.eval_shape(
+        lambda: Transformer(model.config, encoding, length, allow_plugins=allow_plugins)
+    )
+    merge, wanted = split(without_encoding(longer))
+    trained = {n: v for n, v in split(model)[1].items() if not n.startswith(ENCODING)}
+    for name in sorted(wanted.keys() | trained.keys()):
+        here, there = (
+            f"{list(some[name].shape)} of {some[name].dtype}" if name in some else "missing"
+            for some in (trained, wanted)
+        )
+        if here != there:
+            raise UserError(f"{name} is {here} as trained, and {there} at {length} tokens")
+    return merge(trained)
+
+
+def without_encoding(model: Transformer) -> Transformer:
+    """Give a copy of a model that is told nothing about position."""
+    blank = nnx.clone(model)
+    blank.encoding.parts = nnx.List(
+        [PositionalEncoding(part.dims, nnx.Rngs(0)) for part in model.encoding.parts]
+    )
+    return blank
 
 
 def audit_trained(
@@ -267,8 +292,9 @@ def audit_trained(
     Returns:
         ``blocks_sha256`` as trained and in the longer model (``fit`` says why not, if they do not
         fit); and the largest difference, as a share of the largest value, between the final states
-        of the tokens at ``position`` and at 0: through the ``blocks_alone``, and with the encoding
-        (``with_encoding``), or the ``error`` where it has no representation.
+        of the tokens at ``position`` and at 0: through the longer model's ``blocks_alone``, and
+        through the trained one with its encoding (``with_encoding``), or the ``error`` where it has
+        no representation.
     """
     found: dict[str, Any] = {
         "trained_length": model.context_length,
@@ -284,19 +310,14 @@ def audit_trained(
     }
     try:
         longer = lengthened(model, encoding, length, allow_plugins=allow_plugins)
+        found["longer_blocks_sha256"] = blocks_hash(split(longer)[1])
+        found["blocks_alone"] = moved(longer, tokens, position)
     except UserError as error:
         found["fit"] = str(error)
-    else:
-        found["longer_blocks_sha256"] = blocks_hash(split(longer)[1])
-    blank = nnx.clone(model)
-    blank.encoding.parts = nnx.List(
-        [PositionalEncoding(part.dims, nnx.Rngs(0)) for part in model.encoding.parts]
-    )
-    for name, some in (("blocks_alone", blank), ("with_encoding", model)):
-        try:
-            found[name] = moved(some, tokens, position)
-        except PositionOutOfRange as error:
-            found["error"] = str(error)
+    try:
+        found["with_encoding"] = moved(model, tokens, position)
+    except PositionOutOfRange as error:
+        found["error"] = str(error)
     return found
 
 

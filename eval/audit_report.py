@@ -126,13 +126,13 @@ def registry_words(title: str, every: Sequence[dict[str, Any]]) -> str:
         names = _gathered((item["name"], "") for item in found["changing"])
         changing = ", ".join(name for name, *_ in names[:2]) or "none"
         changing += f" and {len(names) - 2} more" if len(names) > 2 else ""
-        blocks = {f"{account['all blocks']:,}" for account in accounts}
+        blocks = dict.fromkeys(f"{account['all blocks']:,}" for account in accounts)
         table.append(
             (
                 found["encoding"],
                 *(f"{account['encoding']:,}" for account in accounts),
                 changing,
-                " and ".join(sorted(blocks)),
+                " and ".join(blocks),
                 f"{accounts[0]['total']:,}",
             )
         )
@@ -172,16 +172,18 @@ def gradient_words(found: dict[str, dict[str, Any]]) -> str:
             "positions",
         )
     ]
-    apart = ~np.eye(length, dtype=bool)
     for name, own in found.items():
         shares = [own["share"][a:b].sum() for a, b in itertools.pairwise(edges)]
-        near = np.diagonal(own["cosine"], 1)
+        # A position that adds nothing has no direction.
+        adds = np.diagonal(own["cosine"]) > 0
+        pairs = adds[:, None] & adds & ~np.eye(length, dtype=bool)
+        near = np.diagonal(own["cosine"], 1)[np.diagonal(pairs, 1)]
         table.append(
             (
                 name,
                 *(f"{share:.2f}" for share in shares),
                 f"{near.mean():.3f}",
-                f"{own['cosine'][apart].mean():.3f}",
+                f"{own['cosine'][pairs].mean():.3f}",
                 f"{own['gain']:.1f}",
                 f"{own['contributions']} of {length}",
             )
@@ -195,22 +197,34 @@ def gradient_words(found: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def draw_gradients(found: dict[str, dict[str, Any]], path: Path) -> None:
-    """Draw norms by position, a line a kind of matrix, and cosines between positions, as PNG."""
-    kinds: dict[str, list[dict[str, Any]]] = {}
+def figure_numbers(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Reduce what ``position_gradients`` found to what the figure shows.
+
+    Returns:
+        ``norm`` by the kind of matrix, ``[T]`` with mean 1, over its layers; and ``cosine``
+        ``[T, T]``, over all matrices.
+    """
+    kinds: dict[str, list[np.ndarray]] = {}
     for name, own in found.items():
-        kinds.setdefault(name.split(".", 2)[2], []).append(own)
+        kinds.setdefault(name.split(".", 2)[2], []).append(own["norm"] / own["norm"].mean())
+    return {
+        "norm": {kind: np.mean(norms, axis=0).round(4) for kind, norms in kinds.items()},
+        "cosine": np.mean([own["cosine"] for own in found.values()], axis=0).round(4),
+    }
+
+
+def draw_gradients(numbers: dict[str, Any], path: Path) -> None:
+    """Draw ``figure_numbers``: norms by position, and cosines between positions, as PNG."""
     with setup_style():
         figure = Figure(figsize=(6.0, 2.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for number, (kind, members) in enumerate(kinds.items()):
-            norm = np.mean([own["norm"] / own["norm"].mean() for own in members], axis=0)
+        for number, (kind, norm) in enumerate(numbers["norm"].items()):
             left.plot(norm, label=kind, color=PALETTE[number % len(PALETTE)], linewidth=0.9)
         left.set_xlabel("position in the window")
         left.set_ylabel("norm of what it adds (mean 1)")
         left.set_ylim(bottom=0)
         left.legend(fontsize=5.5, frameon=False)
-        cosine = np.mean([own["cosine"] for own in found.values()], axis=0)
+        cosine = np.asarray(numbers["cosine"])
         apart = np.where(np.eye(len(cosine), dtype=bool), np.nan, cosine)
         limit = float(np.nanmax(np.abs(apart)))
         image = right.imshow(apart, cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")

@@ -15,19 +15,22 @@ import tyro
 from eval.audit import audit_model, audit_trained, check_lengths
 from eval.audit_report import (
     draw_gradients,
+    figure_numbers,
     gradient_words,
     model_words,
     registry_words,
     trained_words,
 )
-from eval.evaluate import Row, evaluate, load_text
+from eval.evaluate import Row, evaluate, load_text, run_certificate
 from eval.gradients import position_gradients
-from eval.report.rows import encoded, plain
+from eval.report.rows import encoded, plain, write_file
 from eval.report.table import print_table
+from posenc.encodings.base import EncodingError
 from posenc.encodings.registry import REGISTRY
 from posenc.errors import UserError
 from posenc.pretrained import ENCODING, load_gpt2
 from posenc.runs import Run, load_model, open_run, provenance
+from posenc.sharing import copies_of
 from posenc.transformer import Transformer, preset
 
 Found = dict[str, Any]
@@ -49,16 +52,16 @@ class Audit:
     """Context lengths, two or more; 1024 4096, or of a run its training length and 4 times that."""
     sharing: str | None = None
     """Of the preset's blocks: all (positions), none, or "groups(copies=8)"."""
-    batch: int = 1
-    """Sequences, for the cache and attention."""
+    batch: int | None = None
+    """Sequences, for the cache and attention; 1 unless given."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """Of the preset's activations and cache."""
-    position: int = 5000
-    """Where trained blocks are sent tokens."""
+    position: int | None = None
+    """Where the first of the tokens stands that trained blocks are sent; 5000 unless given."""
     gradients: bool = False
     """Of runs: what each position adds to the gradients of shared matrices, and nothing else."""
-    sequences: int = 16
-    """Of test text, for --gradients."""
+    sequences: int | None = None
+    """Of test text, for --gradients; 16 unless given."""
     report: Path = Path("report")
     """Where scores of runs are kept, and the figure of --gradients goes."""
     json: bool = False
@@ -74,25 +77,29 @@ def audit(arguments: Audit) -> None:
         UserError: the arguments contradict each other, or name what is not there.
     """
     _check(arguments)
-    # Whatever is said on the way is no part of the result.
-    aside = contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext()
     rows: list[Row] = []
-    with aside:
+    unmeasured: str | None = None
+    # Whatever is said on the way is no part of the result.
+    with contextlib.redirect_stdout(sys.stderr):
         if arguments.gradients:
-            found = [_gradients(run, arguments) for run in map(open_run, arguments.run)]
+            found = _gradients(arguments)
         elif arguments.run:
-            found, rows = _runs(arguments)
+            found, rows, unmeasured = _runs(arguments)
         elif arguments.pretrained is not None:
             found = [_pretrained(arguments)]
         else:
             found = _presets(arguments)
     if arguments.json:
-        result = {"audits": found, "losses": rows, "provenance": provenance()}
+        result: Found = {"audits": found, "losses": rows, "unmeasured": unmeasured}
+        result |= {"provenance": provenance()}
         print(json.dumps(encoded(plain(result)), allow_nan=False))
         return
     table = arguments.model is not None and arguments.encoding is None
     if table:
-        print(registry_words(str(arguments.model), [item["model"] for item in found]))
+        print(registry_words(str(arguments.model), [i["model"] for i in found if "model" in i]))
+        for item in found:
+            if "refused" in item:
+                print(f"{item['encoding']}: {item['refused']}")
         return
     for item in found:
         if "model" in item:
@@ -106,6 +113,8 @@ def audit(arguments: Audit) -> None:
         print()
     if rows:
         print_table(rows)
+    if unmeasured is not None:
+        print(f"losses were not measured: {unmeasured}")
 
 
 def _check(arguments: Audit) -> None:
@@ -115,41 +124,65 @@ def _check(arguments: Audit) -> None:
             "audit takes one of --model PRESET, --run RUN ... and --pretrained FOLDER, and was "
             f"given {sum(named)} of them"
         )
-    if arguments.model is None:
-        for option in ("encoding", "sharing", "dtype"):
-            value = getattr(arguments, option)
-            if value is not None:
-                raise UserError(f"--{option} {value} is for --model: a trained model has its own")
     if arguments.gradients and not arguments.run:
         raise UserError("--gradients are of a trained model on its test text: give --run RUN")
-    if not 0 <= arguments.position < 2**30:
+    idle = {
+        "a trained model has its own": (
+            arguments.model is None and ("encoding", "sharing", "dtype")
+        ),
+        "it is where a trained model's blocks are sent tokens, with --run or --pretrained": (
+            (arguments.model is not None or arguments.gradients) and ("position",)
+        ),
+        "it is the number of sequences for --gradients": (
+            not arguments.gradients and ("sequences",)
+        ),
+        "--gradients are taken at the training length, and are no matter of a cache": (
+            arguments.gradients and ("lengths", "batch")
+        ),
+    }
+    for why, options in idle.items():
+        for option in options or ():
+            if (value := getattr(arguments, option)) not in (None, ()):
+                words = " ".join(map(str, value)) if isinstance(value, tuple) else value
+                raise UserError(f"--{option} {words} would do nothing: {why}")
+    if not 0 <= _position(arguments) < 2**30:
         raise UserError(f"--position is {arguments.position}: give 0 to {2**30 - 1}")
-    if arguments.sequences < 1:
-        raise UserError(f"--sequences is {arguments.sequences}: it must be at least 1")
+    for option, least in (("batch", 1), ("sequences", 1)):
+        if (value := getattr(arguments, option)) is not None and value < least:
+            raise UserError(f"--{option} is {value}: it must be at least {least}")
+
+
+def _position(arguments: Audit) -> int:
+    return 5000 if arguments.position is None else arguments.position
 
 
 def _presets(arguments: Audit) -> list[Found]:
     config = preset(str(arguments.model))
     config = dataclasses.replace(
         config,
-        sharing=arguments.sharing or config.sharing,
+        sharing=config.sharing if arguments.sharing is None else arguments.sharing,
         dtype=arguments.dtype or config.dtype,
     )
-    encodings = list(REGISTRY) if arguments.encoding is None else [arguments.encoding]
     lengths = check_lengths(arguments.lengths or (1024, 4096))
-    return [
-        {
-            "title": arguments.model,
-            "model": audit_model(
-                config,
-                encoding,
-                lengths,
-                batch=arguments.batch,
-                allow_plugins=arguments.allow_plugins,
-            ),
-        }
-        for encoding in encodings
-    ]
+    for length in lengths:
+        copies_of(config.sharing, length)
+
+    def of(encoding: str) -> Found:
+        plugins = arguments.allow_plugins
+        found = audit_model(
+            config, encoding, lengths, batch=arguments.batch or 1, allow_plugins=plugins
+        )
+        return {"title": arguments.model, "model": found}
+
+    if arguments.encoding is not None:
+        return [of(arguments.encoding)]
+    every: list[Found] = []
+    for name in REGISTRY:
+        try:
+            every.append(of(name))
+        except EncodingError as error:  # one that needs an option, or does not suit the preset
+            every.append({"title": arguments.model, "encoding": name, "refused": str(error)})
+    return every
 
 
 def _trained(
@@ -161,10 +194,10 @@ def _trained(
     return {
         "title": title,
         "model": audit_model(
-            model.config, encoding, lengths, batch=arguments.batch, allow_plugins=plugins
+            model.config, encoding, lengths, batch=arguments.batch or 1, allow_plugins=plugins
         ),
         "trained": audit_trained(
-            model, encoding, tokens, max(lengths), arguments.position, allow_plugins=plugins
+            model, encoding, tokens, max(lengths), _position(arguments), allow_plugins=plugins
         ),
     }
 
@@ -176,15 +209,19 @@ def _pretrained(arguments: Audit) -> Found:
     return _trained(str(arguments.pretrained), model, ENCODING, tokens, arguments)
 
 
-def _runs(arguments: Audit) -> tuple[list[Found], list[Row]]:
+def _runs(arguments: Audit) -> tuple[list[Found], list[Row], str | None]:
     runs = [open_run(folder) for folder in dict.fromkeys(arguments.run)]
     models = [load_model(run, allow_plugins=arguments.allow_plugins) for run in runs]
     found = []
     for run, model in zip(runs, models, strict=True):
         tokens = _sequences(run, 1)[0, :-1]
-        found.append(_trained(str(run.folder), model, run.config.encoding, tokens, arguments))
+        item = _trained(str(run.folder), model, run.config.encoding, tokens, arguments)
+        found.append({**item, "certificate": run_certificate(run, run.config.steps)})
     lengths = {n for item in found for n in item["model"]["lengths"]}
-    return found, _losses(runs, models, lengths, arguments)
+    try:
+        return found, _losses(runs, models, lengths, arguments), None
+    except UserError as error:  # too little text for such lengths, say: all else is known
+        return found, [], str(error)
 
 
 def _losses(
@@ -233,17 +270,32 @@ def _sequences(run: Run, count: int) -> np.ndarray:
     return np.stack(every[:count]).astype(np.int32)
 
 
-def _gradients(run: Run, arguments: Audit) -> Found:
-    model = load_model(run, allow_plugins=arguments.allow_plugins)
-    tokens = _sequences(run, arguments.sequences)
-    found = position_gradients(model, tokens)
-    path = arguments.report / f"gradients-{run.name}.png"
-    draw_gradients(found, path)
-    return {
-        "title": f"{run.folder} on {len(tokens)} sequences of its test text",
-        "encoding": run.config.encoding,
-        "sequences": len(tokens),
-        "length": tokens.shape[1] - 1,
-        "gradients": found,
-        "figure": str(path),
-    }
+def _gradients(arguments: Audit) -> list[Found]:
+    runs = [open_run(folder) for folder in dict.fromkeys(arguments.run)]
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"two runs are called {name}, and a figure each goes to {arguments.report}: give "
+                "them one at a time, each with a --report of its own"
+            )
+    every = []
+    for run in runs:
+        model = load_model(run, allow_plugins=arguments.allow_plugins)
+        tokens = _sequences(run, arguments.sequences or 16)
+        found = position_gradients(model, tokens)
+        item = {
+            "title": f"{run.folder} on {len(tokens)} sequences of its test text",
+            "certificate": run_certificate(run, run.config.steps),
+            "sequences": len(tokens),
+            "length": tokens.shape[1] - 1,
+            "gradients": found,
+            "figure": str(arguments.report / f"gradients-{run.name}.png"),
+        }
+        every.append(item)
+        shown = {**item, "gradients": figure_numbers(found)}
+        path = Path(str(item["figure"]))
+        words = json.dumps(encoded(plain(shown)), allow_nan=False)
+        write_file(path.with_suffix(".json"), words.encode())
+        draw_gradients(shown["gradients"], path)
+    return every

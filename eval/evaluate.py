@@ -90,23 +90,16 @@ def _bytes_per_token(text: TestText, scores: Scores) -> float:
     return text.tokenizer.count_bytes(ids) / max(len(ids), 1)
 
 
-def _certificate(run: Run, step: int, settings: Settings, here: dict[str, Any]) -> Row:
-    """Give what every row of a run says of where it comes from."""
+def run_certificate(run: Run, step: int) -> Row:
+    """Give what every row says of the run that it comes from, and of what measures it now."""
     start, config = run.last_start, run.config
     parameters = json.loads((run.folder / "provenance.json").read_text())["parameters"]
     return {
-        "schema": SCHEMA,
         "run": run.name,
         "encoding": config.encoding,
         "model": config.preset,
         "sharing": config.model.sharing,
         "parameters": parameters,
-        "bos": settings.bos,
-        # What decides which tokens are scored, beside the length.
-        "longest_length": max(settings.lengths),
-        "block_spacing": settings.spacing,
-        "blocks_per_document": settings.blocks,
-        "tokens_per_document": settings.tokens_per_document,
         "seed": config.seed,
         "train_tokens": step * config.batch_size * config.train_length,
         "train_length": config.train_length,
@@ -119,7 +112,20 @@ def _certificate(run: Run, step: int, settings: Settings, here: dict[str, Any]) 
             key: start[key] for key in ("commit", "dirty", "versions", "device", "matmul_precision")
         },
         "dtype": config.model.dtype,
-        **here,
+        **provenance(),
+    }
+
+
+def _certificate(run: Run, step: int, settings: Settings) -> Row:
+    return {
+        "schema": SCHEMA,
+        **run_certificate(run, step),
+        "bos": settings.bos,
+        # What decides which tokens are scored, beside the length.
+        "longest_length": max(settings.lengths),
+        "block_spacing": settings.spacing,
+        "blocks_per_document": settings.blocks,
+        "tokens_per_document": settings.tokens_per_document,
     }
 
 
@@ -261,7 +267,7 @@ def score_run(
     windows = {n: list(dict.fromkeys(itertools.chain(*p.values()))) for n, p in plans.items()}
     # The curve by position is drawn once, at the longest length that there is (lengths ascend).
     longest = {job.policy: job.length for job in scored}
-    certificate = _certificate(run, step, settings, provenance())
+    certificate = _certificate(run, step, settings)
     identity = {
         "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
         "config": run.hash,

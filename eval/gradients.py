@@ -85,8 +85,11 @@ def position_gradients(model: Transformer, tokens: np.ndarray) -> dict[str, Any]
             f"sharing is {model.config.sharing!r}: no matrix is shared by all positions, so that "
             "there is no gradient to share out; audit a run of --sharing all"
         )
-    if tokens.ndim != 2 or not len(tokens) or tokens.shape[1] < 2:
-        raise UserError("no sequence to measure gradients on: give at least one of 2 tokens")
+    if tokens.ndim != 2 or not len(tokens) or tokens.shape[1] < 3:
+        raise UserError(
+            f"sequences of shape {list(tokens.shape)}: gradients are compared between positions; "
+            "give at least one sequence of two inputs and a target after each"
+        )
     length = tokens.shape[1] - 1
     positions = np.arange(length, dtype=np.int32)[None]
     model.check_positions(positions)
@@ -108,16 +111,17 @@ def position_gradients(model: Transformer, tokens: np.ndarray) -> dict[str, Any]
             for path, leaf in nnx.to_flat_state(back)
         }
 
-    kept: dict[str, list[dict[str, Any]]] = {}
+    sums: dict[str, dict[str, Any]] = {}
     for row in tokens:
         for name, gram in grams(jnp.asarray(row)).items():
-            kept.setdefault(name, []).append(_reduce(np.asarray(gram, np.float64)))
+            own = _reduce(np.asarray(gram, np.float64))
+            before = sums.setdefault(name, dict.fromkeys(own, 0) | {"contributions": length})
+            fewest = min(before["contributions"], own["contributions"])
+            sums[name] = {key: before[key] + own[key] for key in own} | {"contributions": fewest}
+    means = {"norm", "share", "cosine", "gain"}
     return {
-        name: {
-            **{key: np.mean([r[key] for r in some], axis=0) for key in some[0]},
-            "contributions": min(r["contributions"] for r in some),
-        }
-        for name, some in kept.items()
+        name: {key: v / len(tokens) if key in means else v for key, v in own.items()}
+        for name, own in sums.items()
     }
 
 

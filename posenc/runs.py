@@ -107,7 +107,11 @@ class RunConfig:
 
 def config_hash(config: RunConfig, data: dict[str, Any]) -> str:
     """Give the SHA-256 of a config and the identity of its data, 16 hexadecimal digits."""
-    text = json.dumps([dataclasses.asdict(config), data], sort_keys=True)
+    tree = dataclasses.asdict(config)
+    if tree["model"]["sharing"] == "all":
+        # The hash that the same config had before sharing could be chosen.
+        del tree["model"]["sharing"]
+    text = json.dumps([tree, data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

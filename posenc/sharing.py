@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Num
 
+from posenc.encodings.base import EncodingError
 from posenc.encodings.registry import Part, nearest, parse_part
 from posenc.errors import UserError
 
@@ -30,7 +31,11 @@ FORMS = {"all": "all", "none": "none", "groups": "groups(copies=8)"}
 
 
 def _parse(text: str) -> Part:
-    part = parse_part(text)
+    try:
+        part = parse_part(text)
+    except EncodingError:
+        forms = ", ".join(FORMS.values())
+        raise UserError(f"--sharing {text!r} cannot be read: the forms are {forms}") from None
     if part.name not in FORMS:
         raise UserError(f"unknown sharing {text!r}: {nearest(part.name, FORMS)}")
     form = FORMS[part.name]

@@ -1,7 +1,8 @@
 """The signal: how many positions of one sequence add to the gradient of a weight.
 
-Every copy of a block's weights is copied again, one for each position that uses it; the gradients
-of these are what the positions add, and those that are not zero are counted.
+Every copy of a block's weights is copied again, one for each position that uses it. The gradients
+of these are what the positions add to the copy's own (their sum, as tests/test_sharing.py holds),
+and those that are not zero are counted.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def measure(study: Any) -> list[Row]:
                 "seed": 0,
                 "train_length": study.length,
                 "train_tokens": 0,
+                "dtype": model.config.dtype,
                 "contributions_median": float(np.median(counts)),
                 "contributions_mean": float(np.mean(counts)),
                 "contributions_most": int(counts.max()),

@@ -3,11 +3,12 @@
 A fact is three bytes in ordinary text: a mark, a capital letter, and the small letter that belongs
 to it by a permutation fixed for all models. In training facts stand in the taught runs of places
 alone; a test asks for the small letter at every place. The place of a fact is that of its capital
-letter, whose weights have to give the answer.
+letter: the weights there give the answer, and those of the place before read the mark.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from eval.report.rows import Row, write_file
+from eval.report.rows import Row, plain, write_file
 from posenc import data as datasets
 from posenc.progress import reporting
 from posenc.runs import provenance, source_hash
@@ -80,7 +81,7 @@ def taught_batch(batches: datasets.Batches, seed: int, step: int) -> dict[str, n
 def train_one(study: Any, sharing: str, seed: int, batches: datasets.Batches) -> Transformer:
     """Train a model on text with facts."""
     model = Transformer(text.shape(sharing, study.width), text.ENCODING, study.length, seed=seed)
-    config = OptimizerConfig(learning_rate=study.learning_rate)
+    config = OptimizerConfig(study.learning_rate)
     trainer = Trainer(model, config, study.fact_steps, seed)
     state = trainer.start()
     with reporting(f"facts, sharing {sharing}, seed {seed}", study.fact_steps) as report:
@@ -129,7 +130,7 @@ def run(study: Any) -> list[Row]:
     count = ASKINGS * len(ASKED)
     windows = whole(datasets.fixed_windows(stream["test"], study.length, count))
     windows = windows[: len(windows) // len(ASKED) * len(ASKED)]
-    taught = {place for run in taught_runs(study.length) for place in run}
+    taught = [place for run in taught_runs(study.length) for place in run]
     identity = datasets.identity(corpus, tokenizer, "document")
     rows: list[Row] = []
     for sharing in SHARINGS:
@@ -154,7 +155,12 @@ def run(study: Any) -> list[Row]:
                 "seed": seed,
                 "train_length": study.length,
                 "train_tokens": study.fact_steps * study.batch_size * study.length,
-                "learning_rate": study.learning_rate,
+                "batch_size": study.batch_size,
+                "steps": study.fact_steps,
+                "optimizer": dataclasses.asdict(OptimizerConfig(study.learning_rate)),
+                "dtype": text.shape(sharing, study.width).dtype,
+                "taught_places": taught,
+                "askings": ASKINGS,
                 "data": identity,
             }
             rows += _finished(study, certificate, sharing, seed, batches, windows, taught)
@@ -168,10 +174,12 @@ def _finished(
     seed: int,
     batches: datasets.Batches,
     windows: np.ndarray,
-    taught: set[int],
+    taught: list[int],
 ) -> list[Row]:
-    """Give a model's rows: those kept, if the same code made them of the same settings."""
-    key = {**certificate, "code": source_hash([__file__])}
+    """Give a model's rows: those kept, if the same code made them here of the same settings."""
+    here = provenance()
+    code = source_hash([__file__, text.__file__])
+    key = {**certificate, "code": code, "versions": here["versions"], "device": here["device"]}
     kept = study.out / "facts" / f"{certificate['run']}.json"
     if kept.exists():
         found = json.loads(kept.read_text())
@@ -179,10 +187,10 @@ def _finished(
             print(f"{kept}: finished before, left as it is")
             return found["rows"]
     model = train_one(study, sharing, seed, batches)
-    here = {"parameters": count_parameters(model), **provenance()}
     rows = [
         {
             **certificate,
+            "parameters": count_parameters(model),
             **here,
             **asked,
             "position_from": asked["place"],
@@ -191,5 +199,5 @@ def _finished(
         }
         for asked in ask(model, windows)
     ]
-    write_file(kept, json.dumps({"key": key, "rows": rows}).encode())
+    write_file(kept, json.dumps(plain({"key": key, "rows": rows})).encode())
     return rows

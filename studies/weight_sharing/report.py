@@ -17,9 +17,13 @@ from matplotlib.figure import Figure
 
 from eval.report.figure import LINESTYLES, PALETTE, setup_style
 from eval.report.rows import Row, read_rows, write_file
+from posenc.errors import UserError, one_line_errors
+from posenc.sharing import copies_of
 
 Rows = dict[str, list[Row]]
 EXPERIMENTS = ("text", "facts", "contributions")
+# Every place of the window counts alike, as in training.
+ON_TEXT = "non_overlapping"
 COLOURS = {"all": PALETTE[0], "none": PALETTE[1]}
 
 
@@ -48,23 +52,42 @@ def _words(value: tuple[float, float, float], digits: int = 3) -> str:
     return f"{mean:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
+def kind_of_place(row: Row) -> str | None:
+    """Say what a place of the facts is to the weights that read a fact there.
+
+    Returns:
+        ``taught``; ``shared`` if mark and letter meet weights of which facts were taught elsewhere;
+        ``own`` if no fact was taught to the letter's weights; None at the border of two groups,
+        where mark and letter meet the weights of different ones.
+    """
+    if row["taught"]:
+        return "taught"
+    per_copy = row["length"] // copies_of(row["sharing"], row["length"])
+    letter, mark = row["place"] // per_copy, (row["place"] - 1) // per_copy
+    if letter not in {place // per_copy for place in row["taught_places"]}:
+        return "own"
+    return "shared" if letter == mark else None
+
+
 def table(rows: Rows) -> str:
     """Give the numbers as Markdown: means over the seeds, and their range."""
-    primary = [row for row in rows["text"] if row["protocol"] == "nll_by_context"]
-    steps = sorted({row["train_tokens"] for row in primary})
-    seeds = sorted({row["seed"] for row in primary})
+    scored = [row for row in rows["text"] if row["protocol"] == ON_TEXT]
+    steps = sorted({row["train_tokens"] for row in scored})
+    seeds = sorted({row["seed"] for row in scored})
+    first = scored[0]
     lines = [
         "## Text: loss by tokens trained on",
         "",
-        f"nats a token on the test split, nll_by_context at {primary[0]['length']} tokens; mean "
-        f"(lowest to highest) of seeds {', '.join(map(str, seeds))}",
+        f"{ON_TEXT}: nats a token, {first['tokens']:,} tokens of {first['documents']} test "
+        f"documents, windows of {first['length']}; mean (lowest to highest) of seeds "
+        f"{', '.join(map(str, seeds))}. The learning rate falls until the end.",
         "",
         "| sharing | width | parameters | " + " | ".join(f"{n:,}" for n in steps) + " |",
         "| --- | ---: | ---: | " + " | ".join("---:" for _ in steps) + " |",
     ]
-    for model in _models(primary):
+    for model in _models(scored):
         sharing, width, parameters = model
-        cells = [_words(by_seed(_of(primary, model, train_tokens=n))) for n in steps]
+        cells = [_words(by_seed(_of(scored, model, train_tokens=n))) for n in steps]
         lines.append(f"| `{sharing}` | {width} | {parameters:,} | " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -73,15 +96,16 @@ def table(rows: Rows) -> str:
         f"share of answers that were right ({rows['facts'][0]['tokens']} a place and seed); mean "
         "(lowest to highest) of the seeds",
         "",
-        "| sharing | parameters | taught places | other places |",
-        "| --- | ---: | ---: | ---: |",
+        "| sharing | parameters | taught places | other places, weights taught elsewhere "
+        "| places of weights never taught |",
+        "| --- | ---: | ---: | ---: | ---: |",
     ]
     for model in _models(rows["facts"]):
         sharing, _, parameters = model
-        cells = [
-            _words(by_seed(_of(rows["facts"], model, taught=taught), "accuracy"), 2)
-            for taught in (True, False)
-        ]
+        cells = []
+        for kind in ("taught", "shared", "own"):
+            some = [r for r in _of(rows["facts"], model) if kind_of_place(r) == kind]
+            cells.append(_words(by_seed(some, "accuracy"), 2) if some else "none")
         lines.append(f"| `{sharing}` | {parameters:,} | " + " | ".join(cells) + " |")
     lines += [
         "",
@@ -129,19 +153,19 @@ def make_figure(rows: Rows) -> Figure:
     with setup_style():
         figure = Figure(figsize=(7.2, 3.0), layout="constrained")
         panels = figure.subplots(1, 3)
-    primary = [row for row in rows["text"] if row["protocol"] == "nll_by_context"]
+    scored = [row for row in rows["text"] if row["protocol"] == ON_TEXT]
     position = [row for row in rows["text"] if row["protocol"] == "per_position"]
-    widest = max(row["width"] for row in primary)
-    for model in _models(primary):
+    widest = max(row["width"] for row in scored)
+    for model in _models(scored):
         style, label = _style(model, widest), _label(model, widest)
-        some = _of(primary, model)
+        some = _of(scored, model)
         tokens = sorted({row["train_tokens"] for row in some})
         values = [by_seed(_of(some, model, train_tokens=n)) for n in tokens]
         _curve(panels[0], tokens, values, style, label)
         some = _of(position, model)
-        places = sorted({row["position_from"] for row in some})
-        values = [by_seed(_of(some, model, position_from=p)) for p in places]
-        _curve(panels[2], places, values, style, label)
+        buckets = sorted({(row["position_from"], row["position_to"]) for row in some})
+        values = [by_seed(_of(some, model, position_from=low)) for low, _ in buckets]
+        _curve(panels[2], [(low + high - 1) / 2 for low, high in buckets], values, style, label)
     for model in _models(rows["facts"]):
         some = _of(rows["facts"], model)
         places = sorted({row["place"] for row in some})
@@ -158,14 +182,14 @@ def make_figure(rows: Rows) -> Figure:
             "place of the fact",
             "right answers (share)",
         ),
-        (panels[2], "c", "text", "position in the window", "loss (nats per token)"),
+        (panels[2], "c", "text", "place of the predicted token", "loss (nats per token)"),
     ):
         axes.set_title(f"({letter}) {title}", fontsize=7.5, loc="left")
         axes.set_xlabel(x)
         axes.set_ylabel(y)
     panels[0].set_xscale("log")
-    scored = sorted({row["train_tokens"] for row in primary})
-    panels[0].set_xticks(scored, [f"{n / 1000:,.0f}k" for n in scored], minor=False)
+    ticks = sorted({row["train_tokens"] for row in scored})
+    panels[0].set_xticks(ticks, [f"{n / 1000:,.0f}k" for n in ticks], minor=False)
     panels[0].set_xticks([], minor=True)
     panels[1].set_ylim(-0.03, 1.03)
     handles: dict[str, Artist] = {}
@@ -191,12 +215,16 @@ def draw(rows: Rows, path: Path) -> None:
     write_file(path, buffer.getvalue())
 
 
-def main(results: Path, out: Path) -> None:
+def main(arguments: list[str]) -> None:
     """Make table and figure again."""
+    if len(arguments) != 2:
+        raise UserError("give two folders: that of the results, and where table and figure go")
+    results, out = map(Path, arguments)
     rows = {name: read_rows(results / name) for name in EXPERIMENTS}
     write_file(out / "table.md", table(rows).encode())
     draw(rows, out / "figure.png")
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:3]))
+    with one_line_errors():
+        main(sys.argv[1:])
