@@ -54,10 +54,27 @@ class LayerTables(PositionalEncoding):
         self.scale = nnx.Param(jnp.ones(dims.heads))
 
 
+class Gates(PositionalEncoding):
+    """Two numbers a token from a matrix of its own, and a carry: an encoding for tests."""
+
+    name = "gates"
+
+    def __init__(self, dims, rngs):
+        super().__init__(dims, rngs)
+        self.gate = nnx.Param(jnp.zeros((dims.width, 2)))
+
+    def features(self, x, positions, segments, state):
+        return x @ self.gate[...], state
+
+    def start_carry(self, batch, slots):
+        return jnp.zeros((batch, slots)) + self.gate[0, 0]
+
+
 @pytest.fixture
 def plugin(monkeypatch):
     monkeypatch.setitem(sys.modules, "audited", type(sys)("audited"))
     sys.modules["audited"].LayerTables = LayerTables
+    sys.modules["audited"].Gates = Gates
     return "audited:LayerTables"
 
 
@@ -109,6 +126,7 @@ def test_a_number_in_a_shape_is_not_what_is_looked_for():
         ({"sharing": "none"}, "rope"),
         ({"sharing": "groups(copies=4)"}, "audited:LayerTables"),
         ({}, "audited:LayerTables,nope"),
+        ({}, "rope+audited:Gates"),
     ],
 )
 def test_one_block_stands_for_all_of_a_model_made_whole(changes, encoding, plugin):
@@ -159,6 +177,19 @@ def test_cache_bytes_are_those_of_a_real_cache():
 
 
 @pytest.mark.fast
+def test_what_an_encoding_keeps_of_a_token_is_counted(plugin):
+    """Features and carries may come from parameters, which an abstract model does not have."""
+    spec = "rope*2,rope+audited:Gates"
+    cache = Transformer(SMALL, spec, 16).start_cache(3, 16)
+    found = growth(SMALL, spec, 16, 3, allow_plugins=True)
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
+    assert found["kv_cache_bytes"] + found["other_cache_bytes"] == whole
+    plain = growth(SMALL, "rope", 16, 3, allow_plugins=True)
+    more = found["other_cache_bytes"] - plain["other_cache_bytes"]
+    assert more == 3 * 16 * 2 * 4 + 3 * 16 * 4
+
+
+@pytest.mark.fast
 def test_attention_flops_are_a_multiply_and_an_add_a_pair_and_channel(plugin):
     layers, batch, length, heads, channels = 3, 2, 10, 2, 12
     total = 0
@@ -175,10 +206,14 @@ def test_attention_flops_are_a_multiply_and_an_add_a_pair_and_channel(plugin):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("audited")
+    for n in range(120):
+        words = np.random.default_rng(n).integers(0, 200, 80)
+        (out / f"{n}.txt").write_text(" ".join(f"word{word}" for word in words))
     return train.main(
         train.Arguments(
             encoding=("wpe", "rope"),
             model="nano",
+            data=str(out / "*.txt"),
             train_length=16,
             steps=4,
             batch_size=4,
@@ -265,14 +300,32 @@ def test_only_the_encoding_tells_near_from_far():
 
 @pytest.mark.fast
 def test_blocks_that_belong_to_positions_are_not_taken_further():
-    model = Transformer(dataclasses.replace(SMALL, sharing="none"), "rope", 8)
-    with pytest.raises(UserError, match="weights of the positions 0 to 7, and others have none"):
-        lengthened(model, "rope", 16, allow_plugins=False)
+    for sharing in ("none", "groups(copies=4)"):
+        model = Transformer(dataclasses.replace(SMALL, sharing=sharing), "rope", 8)
+        with pytest.raises(UserError, match="weights of the positions 0 to 7, and others have no"):
+            lengthened(model, "rope", 16)
     found = audit_trained(model, "rope", np.arange(8), 16, 100)
     assert (found["longer_blocks_sha256"], found["blocks_alone"]) == (None, None)
     assert "position 100 has no weights" in found["error"]
     with pytest.raises(posenc.PositionOutOfRange):
         moved(model, np.arange(8), 1)
+
+
+@pytest.mark.fast
+def test_blocks_of_another_shape_do_not_fit():
+    model = Transformer(SMALL, "rope", 8)
+    _, before = split(model)
+    _, after = split(lengthened(model, "rope", 16))
+    assert blocks_hash(after) == blocks_hash(before)
+    assert after.keys() == before.keys()  # rope has no parameter
+    kernel = model.blocks[1].mlp.up.kernel
+    model.blocks[1].mlp.up.kernel = nnx.Param(kernel[:, :3])
+    with pytest.raises(UserError) as refusal:
+        lengthened(model, "rope", 16)
+    assert str(refusal.value) == (
+        "blocks.1.mlp.up.kernel is [24, 3] of float32 as trained, and [24, 64] of float32 at 16 "
+        "tokens"
+    )
 
 
 def test_gpt2_from_a_file_is_audited(tmp_path, capsys):
@@ -350,18 +403,21 @@ def test_gradients_of_a_run_are_said_and_drawn(runs, capsys, tmp_path):
     assert re.search(r"blocks\.1\.mlp\.down +\d\.\d\d .* 16 of 16", said)
     assert re.search(r"blocks\.0\.attention\.query .* 15 of 16", said)
     figure = tmp_path / f"gradients-{runs[1].name}.png"
+    kept = json.loads(figure.with_suffix(".json").read_text())
     assert figure.read_bytes().startswith(b"\x89PNG")
     found = json.loads(audit_of(capsys, *words, "--json").out)["audits"][0]
     assert found["sequences"] == 2
     own = found["gradients"]["blocks.0.attention.out"]
     assert np.shape(own["cosine"]) == (16, 16)
     assert sum(own["share"]) == pytest.approx(1)
-    # The same numbers, the same figure.
-    arrays = {
-        name: {key: np.asarray(value) for key, value in item.items()}
-        for name, item in found["gradients"].items()
-    }
-    draw_gradients(arrays, tmp_path / "again.png")
+    for item in (found, kept):
+        assert item["certificate"]["config_hash"] == posenc.runs.open_run(runs[1]).hash
+        assert item["certificate"]["checkpoint_step"] == 4
+        assert item["certificate"]["data"] == posenc.runs.open_run(runs[1]).data
+    cosines = [item["cosine"] for item in found["gradients"].values()]
+    np.testing.assert_allclose(kept["gradients"]["cosine"], np.mean(cosines, axis=0), atol=1e-4)
+    # The kept numbers, the same figure.
+    draw_gradients(kept["gradients"], tmp_path / "again.png")
     assert (tmp_path / "again.png").read_bytes() == figure.read_bytes()
 
 
@@ -374,8 +430,23 @@ def test_every_encoding_of_the_registry_is_in_the_table(capsys):
     table = said.splitlines()[2:]
     assert [line.split()[0] for line in table] == ["encoding", *REGISTRY]
     assert table[1].split()[1:3] == ["786,432", "3,145,728"]
-    for line in table[2:]:
-        assert line.split()[1:] == ["0", "0", "none", "85,054,464", "123,653,376"]
+    for name, line in zip(REGISTRY, table[1:], strict=True):
+        found = audit_model(preset("gpt2-small"), name, (1024, 4096))["parameters"]
+        numbers = [found[0]["encoding"], found[1]["encoding"], 85_054_464, found[0]["total"]]
+        assert [f"{n:,}" for n in numbers] == [w for w in line.split()[1:] if w[0].isdigit()]
+
+
+@pytest.mark.fast
+def test_an_encoding_that_does_not_suit_a_preset_is_named_below_the_table(capsys, monkeypatch):
+    class Refusing(PositionalEncoding):
+        def __init__(self, dims, rngs, *, size: int):
+            super().__init__(dims, rngs)
+
+    monkeypatch.setitem(REGISTRY, "refusing", Refusing)
+    said = audit_of(capsys, "--model", "nano", "--sharing", "none", "--lengths", 96, 400).out
+    assert said.endswith("refusing: refusing lacks an option: refusing(size=...)\n")
+    # In the order of the lengths, whatever their digits.
+    assert "2,420,736 and 10,086,400" in said
 
 
 @pytest.mark.fast
@@ -404,9 +475,14 @@ def test_the_account_of_every_preset_is_json(capsys):
         ("--model tiny --sharing groups(copies=3)", "among 3 copies evenly: take 1, 2, 4"),
         ("--model tiny --gradients", "give --run RUN"),
         ("--run nowhere", "nowhere is no run"),
-        ("--run nowhere --encoding rope", "--encoding rope is for --model"),
+        ("--run nowhere --encoding rope", "rope would do nothing: a trained model has its own"),
         ("--run nowhere --position -1", "--position is -1"),
         ("--run nowhere --gradients --sequences 0", "--sequences is 0"),
+        ("--model tiny --sequences 5", "--sequences 5 would do nothing: it is the number"),
+        ("--model tiny --position 5", "--position 5 would do nothing: it is where"),
+        ("--run nowhere --gradients --lengths 4 5", "--lengths 4 5 would do nothing"),
+        ("--run nowhere --gradients --batch 2", "--batch 2 would do nothing"),
+        ("--run nowhere nowhere2 --sharing all", "--sharing all would do nothing"),
         ("--pretrained ./nowhere", "there is no folder ./nowhere"),
         ("--model tiny --encoding some_module:Class", "--allow-plugins"),
         ("--model tiny --lenghts 64 128", "did you mean --lengths"),
@@ -433,6 +509,18 @@ def test_a_misspelt_option_is_one_line_whatever_the_output_can_draw(encoding):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("posenc: Unrecognized options: --lenghts, 64; did you mean --len")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.xdist_group("audited runs")
+def test_where_there_is_too_little_text_for_losses_all_else_is_said(runs, capsys, tmp_path):
+    words = ["--run", runs[1], "--lengths", 16, 100_000, "--report", tmp_path]
+    said = audit_of(capsys, *words).out
+    assert "the same bytes" in said
+    assert re.search("losses were not measured: no test document .* is long enough", said)
+    twice = [runs[1], runs[1].parent / ".." / "runs" / runs[1].name]
+    with pytest.raises(SystemExit):
+        audit_of(capsys, "--run", *twice, "--gradients", "--report", tmp_path)
+    assert f"two runs are called {runs[1].name}" in capsys.readouterr().err
 
 
 @pytest.mark.fast

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from eval.report.rows import read_rows
+from posenc.runs import RunConfig, config_hash, recipe_hash
+from posenc.training import OptimizerConfig
+from posenc.transformer import preset
 from studies.documents import nth_table
 
 ROOT = Path(__file__).parent.parent
@@ -132,3 +135,17 @@ def test_committed_results_rebuild_the_committed_figure(tmp_path):
     assert (tmp_path / "table.md").read_text() == (ROOT / "docs/demo/table.md").read_text()
     assert nth_table((tmp_path / "table.md").read_text(), 1) in README
     assert not any(row["dirty"] for row in rows)
+    # A run's hashes are those of its config, whatever options came since.
+    for row in rows:
+        config = RunConfig(
+            encoding=row["encoding"],
+            preset="tiny",
+            model=preset("tiny"),
+            data="manuals-small",
+            steps=1000,
+            optimizer=OptimizerConfig(learning_rate=3e-3),
+            eval_every=250,
+            checkpoint_every=250,
+        )
+        assert row["config_hash"] == config_hash(config, row["data"])
+        assert row["recipe_hash"] == recipe_hash(config)
