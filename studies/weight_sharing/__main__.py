@@ -32,11 +32,13 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Of parameters and data."""
     steps: int = 1600
-    """Of training on text; a multiple of 16."""
+    """Of training on text; a multiple of 64."""
     fact_steps: int = 800
     """Of training on text with facts in it."""
-    learning_rate: float = 3e-3
-    """The peak, for every model."""
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    """Peak learning rates: each model on text gets its best, by a run of a quarter of --steps."""
+    fact_rate: float = 3e-3
+    """The peak learning rate of all models that are taught facts."""
     width: int = 64
     """Of the models at equal width."""
     length: int = 32
@@ -51,9 +53,12 @@ class Study:
 
 def main(arguments: Study) -> None:
     """Run what is not finished, write rows, table and figure, and print the table."""
-    for option, value in (("--steps", arguments.steps), ("--length", arguments.length)):
-        if value < 16 or value % 16:
-            raise UserError(f"{option} is {value}: give a multiple of 16")
+    for option, value, part in (
+        ("--steps", arguments.steps, 64),
+        ("--length", arguments.length, 16),
+    ):
+        if value < part or value % part:
+            raise UserError(f"{option} is {value}: give a multiple of {part}")
     for option, value, least in (
         ("--fact-steps", arguments.fact_steps, 1),
         ("--batch-size", arguments.batch_size, 1),
@@ -63,7 +68,10 @@ def main(arguments: Study) -> None:
             raise UserError(f"{option} is {value}: it must be at least {least}")
     if not arguments.seeds:
         raise UserError("--seeds names none: give at least one, such as 0 1 2")
-    OptimizerConfig(arguments.learning_rate)  # which refuses what is no rate
+    if not arguments.rates:
+        raise UserError("--rates names none: give at least one, such as 0.001 0.003")
+    for rate in (*arguments.rates, arguments.fact_rate):
+        OptimizerConfig(rate)  # which refuses what is no rate
     keep_compiled()
     print(
         f"weight sharing: windows of {arguments.length}, seeds "

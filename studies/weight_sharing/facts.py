@@ -81,7 +81,7 @@ def taught_batch(batches: datasets.Batches, seed: int, step: int) -> dict[str, n
 def train_one(study: Any, sharing: str, seed: int, batches: datasets.Batches) -> Transformer:
     """Train a model on text with facts."""
     model = Transformer(text.shape(sharing, study.width), text.ENCODING, study.length, seed=seed)
-    config = OptimizerConfig(study.learning_rate)
+    config = OptimizerConfig(study.fact_rate)
     trainer = Trainer(model, config, study.fact_steps, seed)
     state = trainer.start()
     with reporting(f"facts, sharing {sharing}, seed {seed}", study.fact_steps) as report:
@@ -157,7 +157,8 @@ def run(study: Any) -> list[Row]:
                 "train_tokens": study.fact_steps * study.batch_size * study.length,
                 "batch_size": study.batch_size,
                 "steps": study.fact_steps,
-                "optimizer": dataclasses.asdict(OptimizerConfig(study.learning_rate)),
+                "learning_rate": study.fact_rate,
+                "optimizer": dataclasses.asdict(OptimizerConfig(study.fact_rate)),
                 "dtype": text.shape(sharing, study.width).dtype,
                 "taught_places": taught,
                 "askings": ASKINGS,

@@ -21,6 +21,7 @@ from posenc.errors import UserError, one_line_errors
 from posenc.sharing import copies_of
 
 Rows = dict[str, list[Row]]
+Model = tuple[str, int, int, float]  # how it shares, width, parameters, peak learning rate
 EXPERIMENTS = ("text", "facts", "contributions")
 # Every place of the window counts alike, as in training.
 ON_TEXT = "non_overlapping"
@@ -36,13 +37,14 @@ def by_seed(rows: Iterable[Row], value: str = "nll") -> tuple[float, float, floa
     return float(np.mean(means)), min(means), max(means)
 
 
-def _models(rows: list[Row]) -> list[tuple[str, int, int]]:
-    """Give every model among rows, in order: how it shares, its width, its parameters."""
-    return list(dict.fromkeys((r["sharing"], r["width"], r["parameters"]) for r in rows))
+def _models(rows: list[Row]) -> list[Model]:
+    """Give every model among rows, in order."""
+    keys = ("sharing", "width", "parameters", "learning_rate")
+    return list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
 
 
-def _of(rows: list[Row], model: tuple[str, int, int], **conditions: object) -> list[Row]:
-    sharing, width, _ = model
+def _of(rows: list[Row], model: Model, **conditions: object) -> list[Row]:
+    sharing, width, *_ = model
     wanted = {"sharing": sharing, "width": width, **conditions}
     return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
 
@@ -80,15 +82,19 @@ def table(rows: Rows) -> str:
         "",
         f"{ON_TEXT}: nats a token, {first['tokens']:,} tokens of {first['documents']} test "
         f"documents, windows of {first['length']}; mean (lowest to highest) of seeds "
-        f"{', '.join(map(str, seeds))}. The learning rate falls until the end.",
+        f"{', '.join(map(str, seeds))}. The learning rate, each model's own best, falls until the "
+        "end.",
         "",
-        "| sharing | width | parameters | " + " | ".join(f"{n:,}" for n in steps) + " |",
-        "| --- | ---: | ---: | " + " | ".join("---:" for _ in steps) + " |",
+        "| sharing | width | parameters | peak rate | "
+        + " | ".join(f"{n:,}" for n in steps)
+        + " |",
+        "| --- | ---: | ---: | ---: | " + " | ".join("---:" for _ in steps) + " |",
     ]
     for model in _models(scored):
-        sharing, width, parameters = model
+        sharing, width, parameters, rate = model
         cells = [_words(by_seed(_of(scored, model, train_tokens=n))) for n in steps]
-        lines.append(f"| `{sharing}` | {width} | {parameters:,} | " + " | ".join(cells) + " |")
+        head = f"| `{sharing}` | {width} | {parameters:,} | {rate:g} | "
+        lines.append(head + " | ".join(cells) + " |")
     lines += [
         "",
         "## Facts: taught at some places, asked for at all",
@@ -101,7 +107,7 @@ def table(rows: Rows) -> str:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for model in _models(rows["facts"]):
-        sharing, _, parameters = model
+        sharing, _, parameters, _ = model
         cells = []
         for kind in ("taught", "shared", "own"):
             some = [r for r in _of(rows["facts"], model) if kind_of_place(r) == kind]
@@ -121,14 +127,14 @@ def table(rows: Rows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _style(model: tuple[str, int, int], widest: int) -> dict[str, object]:
-    sharing, width, _ = model
+def _style(model: Model, widest: int) -> dict[str, object]:
+    sharing, width, *_ = model
     colour = COLOURS.get(sharing, PALETTE[3] if "=2)" in sharing else PALETTE[2])
     return {"color": colour, "linestyle": LINESTYLES[0] if width == widest else LINESTYLES[1]}
 
 
-def _label(model: tuple[str, int, int], widest: int) -> str:
-    sharing, width, parameters = model
+def _label(model: Model, widest: int) -> str:
+    sharing, width, parameters, _ = model
     kind = {"all": "all positions share", "none": "none share"}.get(
         sharing, f"{sharing.partition('=')[2].rstrip(')')} groups of positions"
     )

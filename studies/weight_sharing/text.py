@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import train
 from eval.audit import count, parameter_shapes
 from eval.evaluate import Row, evaluate
 from posenc import data as datasets
+from posenc.runs import open_run
 from posenc.transformer import TransformerConfig, preset
 
 MODEL, ENCODING, HEADS = "tiny", "rope", 2
@@ -50,31 +52,51 @@ def variants(width: int, length: int) -> list[tuple[str, int]]:
     return [(sharing, width) for sharing in SHARINGS] + narrow
 
 
+def trained(study: Any, sharing: str, width: int, rate: float, **settings: Any) -> list[Path]:
+    """Train a model with some seeds, and give its runs."""
+    steps = settings["steps"]
+    return train.main(
+        train.Arguments(
+            encoding=(ENCODING,),
+            model=MODEL,
+            heads=HEADS,
+            width=width,
+            sharing=sharing,
+            data=study.data,
+            train_length=study.length,
+            batch_size=study.batch_size,
+            learning_rate=rate,
+            eval_every=steps // 16,
+            checkpoint_every=steps // 16,
+            keep=16,
+            **settings,
+        )
+    )
+
+
+def best_rate(study: Any, sharing: str, width: int) -> float:
+    """Give the rate with the lowest validation loss after a quarter of the steps, with one seed."""
+    losses = {}
+    for rate in study.rates:
+        out = study.out / "rates" / f"{rate:g}" / f"width-{width}"
+        settings = {"steps": study.steps // 4, "seed": study.seeds[:1], "out": out}
+        (folder,) = trained(study, sharing, width, rate, **settings)
+        loss = open_run(folder).checkpoints.valid_loss(study.steps // 4)
+        losses[rate] = math.inf if loss is None else loss
+    return min(losses, key=lambda rate: losses[rate])
+
+
 def run(study: Any) -> list[Row]:
-    """Train every model with every seed, and give the rows of all."""
+    """Train every model with every seed at its own best rate, and give the rows of all."""
     rows: list[Row] = []
     for sharing, width in variants(study.width, study.length):
-        folders = train.main(
-            train.Arguments(
-                encoding=(ENCODING,),
-                model=MODEL,
-                heads=HEADS,
-                width=width,
-                sharing=sharing,
-                data=study.data,
-                train_length=study.length,
-                batch_size=study.batch_size,
-                steps=study.steps,
-                learning_rate=study.learning_rate,
-                seed=study.seeds,
-                eval_every=study.steps // 16,
-                checkpoint_every=study.steps // 16,
-                keep=16,
-                out=study.out / "runs" / f"width-{width}",
-            )
-        )
+        rate = best_rate(study, sharing, width)
+        out = study.out / "runs" / f"{rate:g}" / f"width-{width}"
+        settings = {"steps": study.steps, "seed": study.seeds, "out": out}
+        folders = trained(study, sharing, width, rate, **settings)
         for share in SCORED:
-            rows += scored(study, folders, width, round(share * study.steps))
+            scores = scored(study, folders, width, round(share * study.steps))
+            rows += [{**row, "learning_rate": rate} for row in scores]
     return rows
 
 
