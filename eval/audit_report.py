@@ -16,6 +16,8 @@ from eval.report.figure import PALETTE, setup_style
 from eval.report.rows import write_file
 
 Line = tuple[str, ...]
+# Kinds of weights that are named where a length is among their dimensions, which may be by chance.
+LISTED = 4
 
 
 def columns(lines: Sequence[Line], indent: str = "", words: int = 1) -> str:
@@ -71,7 +73,9 @@ def model_words(title: str, found: dict[str, Any]) -> str:
     parts.append("weights with the context length itself among their dimensions")
     for length, items in zip(lengths, found["containing"], strict=True):
         lines = _gathered((item["name"], str(item["shape"])) for item in items)
-        told = [(f"{length:,}:", *line) for line in lines] or [(f"{length:,}:", "none")]
+        told = [(f"{length:,}:", *line) for line in lines[:LISTED]] or [(f"{length:,}:", "none")]
+        more = len(lines) - LISTED
+        told += [("", f"and {more} more kinds, listed by --json", "", "")] if more > 0 else []
         parts.append(columns(told, "  ", 4))
 
     header = [f"{n:,}" for n in lengths]
@@ -151,9 +155,10 @@ def trained_words(found: dict[str, Any]) -> str:
         f"{found['tokens']:,} tokens at positions {found['position']:,} to {last:,} instead of 0 "
         f"to {found['tokens'] - 1:,}; largest change of a final state, as a share of the largest:",
     ]
-    for key, name in (("blocks_alone", "blocks alone"), ("with_encoding", "with the encoding")):
-        value = found[key]
-        lines.append(f"  {name}: " + (found["error"] if value is None else f"{value:.2g}"))
+    if found["blocks_alone"] is not None:
+        lines.append(f"  through the blocks alone: {found['blocks_alone']:.2g}")
+    value = found["with_encoding"]
+    lines.append("  with the encoding: " + (found["error"] if value is None else f"{value:.2g}"))
     return "\n".join(lines)
 
 
@@ -223,7 +228,7 @@ def draw_gradients(numbers: dict[str, Any], path: Path) -> None:
         left.set_xlabel("position in the window")
         left.set_ylabel("norm of what it adds (mean 1)")
         left.set_ylim(bottom=0)
-        left.legend(fontsize=5.5, frameon=False)
+        left.legend(fontsize=5.5, frameon=False, loc="lower center", ncols=2)
         cosine = np.asarray(numbers["cosine"])
         apart = np.where(np.eye(len(cosine), dtype=bool), np.nan, cosine)
         limit = float(np.nanmax(np.abs(apart)))

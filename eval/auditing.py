@@ -126,25 +126,18 @@ def _check(arguments: Audit) -> None:
         )
     if arguments.gradients and not arguments.run:
         raise UserError("--gradients are of a trained model on its test text: give --run RUN")
-    idle = {
-        "a trained model has its own": (
-            arguments.model is None and ("encoding", "sharing", "dtype")
-        ),
-        "it is where a trained model's blocks are sent tokens, with --run or --pretrained": (
-            (arguments.model is not None or arguments.gradients) and ("position",)
-        ),
-        "it is the number of sequences for --gradients": (
-            not arguments.gradients and ("sequences",)
-        ),
-        "--gradients are taken at the training length, and are no matter of a cache": (
-            arguments.gradients and ("lengths", "batch")
-        ),
-    }
-    for why, options in idle.items():
-        for option in options or ():
-            if (value := getattr(arguments, option)) not in (None, ()):
+    trained = arguments.model is None
+    gradients = arguments.gradients
+    for idle, options, why in (
+        (trained, ("encoding", "sharing", "dtype"), "a trained model has its own"),
+        (gradients, ("lengths", "batch"), "gradients are taken at the training length"),
+        (not trained or gradients, ("position",), "it is where trained blocks are sent tokens"),
+        (not gradients, ("sequences",), "it is the number of sequences for --gradients"),
+    ):
+        for option in options:
+            if idle and (value := getattr(arguments, option)) not in (None, ()):
                 words = " ".join(map(str, value)) if isinstance(value, tuple) else value
-                raise UserError(f"--{option} {words} would do nothing: {why}")
+                raise UserError(f"--{option} {words} would do nothing here: {why}")
     if not 0 <= _position(arguments) < 2**30:
         raise UserError(f"--position is {arguments.position}: give 0 to {2**30 - 1}")
     for option, least in (("batch", 1), ("sequences", 1)):
@@ -251,23 +244,22 @@ def _losses(
 def _sequences(run: Run, count: int) -> np.ndarray:
     """Give sequences of test text, one token longer than the training length: ``[N, T + 1]``.
 
-    Documents take turns, each giving its next stretch.
+    They are spread evenly over all stretches of all documents, whose beginnings are often alike.
     """
     size = run.config.train_length + 1
-    documents = [d for d in load_text(run).documents if len(d) >= size]
-    stretches = max((len(document) // size for document in documents), default=0)
     every = [
-        document[turn * size : (turn + 1) * size]
-        for turn in range(stretches)
-        for document in documents
-        if len(document) >= (turn + 1) * size
+        document[start : start + size]
+        for document in load_text(run).documents
+        for start in range(0, len(document) - size + 1, size)
     ]
     if not every:
         raise UserError(
             f"no test document of {run.config.data!r} has {size} tokens, one more than the "
             f"training length of {run.folder}"
         )
-    return np.stack(every[:count]).astype(np.int32)
+    count = min(count, len(every))
+    chosen = [every[(2 * k + 1) * len(every) // (2 * count)] for k in range(count)]
+    return np.stack(chosen).astype(np.int32)
 
 
 def _gradients(arguments: Audit) -> list[Found]:

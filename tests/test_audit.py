@@ -110,11 +110,12 @@ def test_of_gpt2_small_the_position_table_alone_knows_the_context_length():
 
 @pytest.mark.fast
 def test_a_number_in_a_shape_is_not_what_is_looked_for():
-    """In gpt2-medium the width is 1024 as well: only one of 22 such shapes is a context length."""
+    """In gpt2-medium the width is 1024 as well: only one of 19 kinds of such shapes is."""
     found = audit_model(preset("gpt2-medium"), "wpe", (1024, 2048))
     assert [item["name"] for item in found["changing"]] == ["encoding.parts.0.table"]
     kinds = {re.sub(r"\.\d+\.", ".*.", item["name"]) for item in found["containing"][0]}
     assert len(kinds) == 19
+    assert "and 15 more kinds, listed by --json" in model_words("gpt2-medium", found)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_trained_blocks_go_to_a_longer_context_and_what_wpe_lacks_is_measured(ru
     words = ["--run", *runs, "--lengths", 16, 32, "--report", store]
     said = audit_of(capsys, *words).out
     assert said.count("the same bytes") == 2
-    assert said.count("blocks alone: 0\n") == 2
+    assert said.count("through the blocks alone: 0\n") == 2
     assert "with the encoding: position 5000 has no representation in wpe" in said
     assert re.search(r"wpe, extend=interpolate +│ +\d\.\d{3} │ +\d\.\d{3}", said)
 
@@ -334,7 +335,7 @@ def test_gpt2_from_a_file_is_audited(tmp_path, capsys):
     said = audit_of(capsys, "--pretrained", tmp_path / "gpt2", "--position", 16).out
     assert "encoding.parts.0.table  [16, 12] -> [64, 12]" in said
     assert "the same bytes" in said
-    assert "blocks alone: 0\n" in said
+    assert "through the blocks alone: 0\n" in said
     assert "position 16 has no representation in wpe, which knows positions 0 to 15" in said
 
 
@@ -475,11 +476,14 @@ def test_the_account_of_every_preset_is_json(capsys):
         ("--model tiny --sharing groups(copies=3)", "among 3 copies evenly: take 1, 2, 4"),
         ("--model tiny --gradients", "give --run RUN"),
         ("--run nowhere", "nowhere is no run"),
-        ("--run nowhere --encoding rope", "rope would do nothing: a trained model has its own"),
+        (
+            "--run nowhere --encoding rope",
+            "rope would do nothing here: a trained model has its own",
+        ),
         ("--run nowhere --position -1", "--position is -1"),
         ("--run nowhere --gradients --sequences 0", "--sequences is 0"),
-        ("--model tiny --sequences 5", "--sequences 5 would do nothing: it is the number"),
-        ("--model tiny --position 5", "--position 5 would do nothing: it is where"),
+        ("--model tiny --sequences 5", "--sequences 5 would do nothing here: it is the number"),
+        ("--model tiny --position 5", "--position 5 would do nothing here: it is where"),
         ("--run nowhere --gradients --lengths 4 5", "--lengths 4 5 would do nothing"),
         ("--run nowhere --gradients --batch 2", "--batch 2 would do nothing"),
         ("--run nowhere nowhere2 --sharing all", "--sharing all would do nothing"),
