@@ -14,7 +14,7 @@ help:
 	@echo "make test-all   the suite, its large grids and the live peers; a skip fails"
 	@echo "make lint       lint, format and type checks"
 	@echo "make docs       the demo, and what the documents show of it"
-	@echo "make study-weight-sharing   models whose positions share no weights, compared (26 min)"
+	@echo "make study-weight-sharing   models whose positions share no weights, compared (25 min)"
 
 # The folder is complete when the file is there: an interrupted installation is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -47,7 +47,7 @@ docs: demo
 	set -e; for kind in json png; do \
 	  cp demo/audit/gradients-rope-T64-seed0.$$kind docs/weight-sharing/gradients.$$kind; done
 
-# The results under studies/weight_sharing: rows, table and figure, 26 minutes.
+# The results under studies/weight_sharing: rows, table and figure, 25 minutes.
 study-weight-sharing: setup
 	$(BIN)/python -m studies.weight_sharing
 	set -e; for kind in text facts contributions; do \

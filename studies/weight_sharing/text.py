@@ -17,7 +17,7 @@ from posenc.transformer import TransformerConfig, preset
 MODEL, ENCODING, HEADS = "tiny", "rope", 2
 SHARINGS = ("all", "groups(copies=8)", "none")
 # Shares of the run after which models are scored.
-SCORED = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
+SCORED = (1 / 8, 1 / 4, 1 / 2, 1)
 
 
 def shape(sharing: str, width: int) -> TransformerConfig:
@@ -54,7 +54,6 @@ def variants(width: int, length: int) -> list[tuple[str, int]]:
 
 def trained(study: Any, sharing: str, width: int, rate: float, **settings: Any) -> list[Path]:
     """Train a model with some seeds, and give its runs."""
-    steps = settings["steps"]
     return train.main(
         train.Arguments(
             encoding=(ENCODING,),
@@ -66,9 +65,6 @@ def trained(study: Any, sharing: str, width: int, rate: float, **settings: Any) 
             train_length=study.length,
             batch_size=study.batch_size,
             learning_rate=rate,
-            eval_every=steps // 16,
-            checkpoint_every=steps // 16,
-            keep=16,
             **settings,
         )
     )
@@ -77,11 +73,20 @@ def trained(study: Any, sharing: str, width: int, rate: float, **settings: Any) 
 def best_rate(study: Any, sharing: str, width: int) -> float:
     """Give the rate with the lowest validation loss after a quarter of the steps, with one seed."""
     losses = {}
+    steps = study.steps // 4
     for rate in study.rates:
-        out = study.out / "rates" / f"{rate:g}" / f"width-{width}"
-        settings = {"steps": study.steps // 4, "seed": study.seeds[:1], "out": out}
-        (folder,) = trained(study, sharing, width, rate, **settings)
-        loss = open_run(folder).checkpoints.valid_loss(study.steps // 4)
+        (folder,) = trained(
+            study,
+            sharing,
+            width,
+            rate,
+            steps=steps,
+            seed=study.seeds[:1],
+            eval_every=steps,
+            checkpoint_every=steps,
+            out=study.out / "rates" / f"{rate:g}" / f"width-{width}",
+        )
+        loss = open_run(folder).checkpoints.valid_loss(steps)
         losses[rate] = math.inf if loss is None else loss
     return min(losses, key=lambda rate: losses[rate])
 
@@ -91,9 +96,18 @@ def run(study: Any) -> list[Row]:
     rows: list[Row] = []
     for sharing, width in variants(study.width, study.length):
         rate = best_rate(study, sharing, width)
-        out = study.out / "runs" / f"{rate:g}" / f"width-{width}"
-        settings = {"steps": study.steps, "seed": study.seeds, "out": out}
-        folders = trained(study, sharing, width, rate, **settings)
+        folders = trained(
+            study,
+            sharing,
+            width,
+            rate,
+            steps=study.steps,
+            seed=study.seeds,
+            eval_every=study.steps // 8,
+            checkpoint_every=study.steps // 8,
+            keep=8,
+            out=study.out / "runs" / f"{rate:g}" / f"width-{width}",
+        )
         for share in SCORED:
             scores = scored(study, folders, width, round(share * study.steps))
             rows += [{**row, "learning_rate": rate} for row in scores]
