@@ -93,7 +93,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
             raise UserError(f"{file}, line {number}: not JSON ({error}): {_OUT}") from None
         if isinstance(row, dict):
             row = {key: value if key in _TEXT else _decode(value) for key, value in row.items()}
-            row = _BEFORE | row
+            row |= {key: value for key, value in _BEFORE.items() if key not in row}
         if fault := _fault(row):
             raise UserError(f"{file}, line {number}: {fault}: {_OUT}")
         rows.append(row)
