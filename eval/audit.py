@@ -20,6 +20,7 @@ from flax import nnx
 from posenc.encodings.base import Dimensions, PositionalEncoding, PositionOutOfRange
 from posenc.encodings.registry import build, canonical_spec, format_spec, parse_part, parse_spec
 from posenc.errors import UserError
+from posenc.sharing import copies_of
 from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -172,7 +173,8 @@ def audit_model(
         allow_plugins: whether the spec may name ``module:Class``.
 
     Returns:
-        ``changing``: every parameter whose shape differs between two of the lengths.
+        ``copies`` of every block, each for a run of consecutive positions. ``changing``: every
+        parameter whose shape differs between two of the lengths.
         ``containing``: every parameter with the length itself among its dimensions, which may be
         there by chance (a width of 1024). ``parameters``: the account. ``block_bytes`` of one
         block. ``growth``. ``without_sharing``: parameters of the same model's blocks, had every
@@ -187,6 +189,7 @@ def audit_model(
     return {
         "encoding": canonical_spec(encoding),
         "sharing": str(parse_part(config.sharing)),
+        "copies": [copies_of(config.sharing, n) for n in lengths],
         "layers": config.layers,
         "dtype": config.dtype,
         "batch": batch,

@@ -70,6 +70,12 @@ def model_words(title: str, found: dict[str, Any]) -> str:
     ]
     changing = [(item["name"], " -> ".join(map(str, item["shapes"]))) for item in found["changing"]]
     parts.append(columns(_gathered(changing), "  ", 3) if changing else "  none")
+    if max(found["copies"]) > 1:
+        runs = [
+            f"{c:,} copies of {n // c:,} at {n:,}"
+            for c, n in zip(found["copies"], lengths, strict=True)
+        ]
+        parts.append(f"blocks that belong to runs of positions: {', '.join(runs)}")
     parts.append("weights with the context length itself among their dimensions")
     for length, items in zip(lengths, found["containing"], strict=True):
         lines = _gathered((item["name"], str(item["shape"])) for item in items)
@@ -130,6 +136,8 @@ def registry_words(title: str, every: Sequence[dict[str, Any]]) -> str:
         names = _gathered((item["name"], "") for item in found["changing"])
         changing = ", ".join(name for name, *_ in names[:2]) or "none"
         changing += f" and {len(names) - 2} more" if len(names) > 2 else ""
+        if max(found["copies"]) > 1:
+            changing = f"copies of all blocks, {changing}"
         blocks = dict.fromkeys(f"{account['all blocks']:,}" for account in accounts)
         table.append(
             (
@@ -140,7 +148,8 @@ def registry_words(title: str, every: Sequence[dict[str, Any]]) -> str:
                 f"{accounts[0]['total']:,}",
             )
         )
-    return f"{title}: parameters by encoding, built for {at} tokens\n\n{columns(table, '')}"
+    kind = f"parameters by encoding, built for {at} tokens, sharing {first['sharing']}"
+    return f"{title}: {kind}\n\n{columns(table)}"
 
 
 def trained_words(found: dict[str, Any]) -> str:
@@ -153,7 +162,7 @@ def trained_words(found: dict[str, Any]) -> str:
         f"put into a model built for {found['length']:,} tokens: "
         + (f"SHA-256 {longer[:16]}..., {same}" if longer else f"they do not fit: {found['fit']}"),
         f"{found['tokens']:,} tokens at positions {found['position']:,} to {last:,} instead of 0 "
-        f"to {found['tokens'] - 1:,}; largest change of a final state, as a share of the largest:",
+        f"to {found['tokens'] - 1:,}; largest change of a number in a final state, by the largest:",
     ]
     if found["blocks_alone"] is not None:
         lines.append(f"  through the blocks alone: {found['blocks_alone']:.2g}")
@@ -198,7 +207,7 @@ def gradient_words(found: dict[str, dict[str, Any]]) -> str:
         "cosine: between what two positions add\n"
         "gain: squared norm of the sum over the sum of the parts' squared norms: 1 where positions "
         f"teach unrelated things, {length} where all teach the same\n"
-        "positions: those of a sequence that add anything at all"
+        "positions: the fewest of any sequence that add more than rounding"
     )
 
 

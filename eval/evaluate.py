@@ -427,7 +427,7 @@ def _check_policies(
                 f"unknown extension policy {policy.name!r}: {nearest(policy.name, sorted(known))}"
             )
     if policies and not needed:
-        print("no run's encoding ends before the longest length: --extend changes nothing")
+        print("no run needs a policy at any of these lengths: --extend changes nothing")
 
 
 def _check_text(text: TestText, settings: Settings, run: Run) -> None:

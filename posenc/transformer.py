@@ -86,6 +86,8 @@ class TransformerConfig:
                 f"{self.heads} heads cannot share {self.kv_heads} key-value heads: "
                 "take a divisor of the heads"
             )
+        if not isinstance(self.sharing, str):
+            raise UserError(f"sharing is {self.sharing!r}: give text, such as all or none")
         if not 0 <= self.dropout < 1:
             raise UserError(f"dropout is {self.dropout}: it must be at least 0 and below 1")
 

@@ -151,7 +151,9 @@ def test_what_changes_with_the_length_is_found_in_every_layer(plugin):
     assert names == [n for n in parameter_shapes(unshared, "rope", 8) if n.startswith("blocks.")]
     assert len(names) == 3 * 9
     grouped = dataclasses.replace(SMALL, sharing="groups(copies=4)")
-    assert audit_model(grouped, "rope", (8, 16))["changing"] == []
+    found = audit_model(grouped, "rope", (8, 16))
+    assert (found["changing"], found["copies"]) == ([], [4, 4])
+    assert "runs of positions: 4 copies of 2 at 8, 4 copies of 4 at 16" in model_words("x", found)
 
 
 # What grows.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import train
 from eval.evaluate import evaluate
-from eval.report.rows import read_rows
+from eval.report.lines import lines_of
 from posenc import PositionOutOfRange, generate
 from posenc.encodings import sequential_positions
 from posenc.errors import UserError
@@ -292,13 +292,16 @@ def test_a_run_without_sharing_trains_is_scored_and_ends_where_its_weights_end(t
 
 
 @pytest.mark.fast
-def test_rows_of_before_sharing_could_be_chosen_mean_all(tmp_path):
+def test_rows_of_before_sharing_could_be_chosen_mean_all():
     row = {
         **{"schema": 1, "run": "r", "encoding": "rope", "protocol": "nll_by_context", "length": 8},
-        **{"extend": None, "defined": False, "reason": "x", "nll": None, "excess_nll": None},
+        **{"extend": None, "defined": True, "reason": None, "nll": 1.0, "excess_nll": None},
         **{"notes": [], "seed": 0, "train_length": 8},
     }
-    (tmp_path / "rows.jsonl").write_text(
-        json.dumps(row) + "\n" + json.dumps({**row, "sharing": "none"}) + "\n"
-    )
-    assert [row["sharing"] for row in read_rows(tmp_path)] == ["all", "none"]
+    every = {"sharing": "all"}, {}, {"sharing": "none"}
+    old, new, unshared = ({**row, **own} for own in every)
+    assert [line.label for line in lines_of([old, new], "nll_by_context")] == ["rope"]
+    labels = ["rope, sharing=all", "rope, sharing=none"]
+    assert [line.label for line in lines_of([new, unshared], "nll_by_context")] == labels
+    # What is unusual is named though all rows have it.
+    assert [line.label for line in lines_of([unshared], "nll_by_context")] == labels[1:]

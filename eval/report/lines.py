@@ -24,6 +24,8 @@ SETTINGS = (
     *("checkpoint_step", "data.version", "data.split_version", "data.split_rule"),
     *("data.sha256", "parameters", "recipe_hash"),
 )
+# What rows meant that were written before it could be chosen; labels name anything else.
+_USUAL = {"sharing": "all"}
 # Encodings have their own number of parameters: it separates runs of one encoding only.
 _WITHIN_ENCODING = ("parameters",)
 
@@ -99,6 +101,11 @@ def lines_of(
             for policy, part in _by_policy(group):
                 words = [encoding, *([f"extend={policy}"] if policy else [])]
                 words += [
+                    f"{name}={_lookup(part[0], name)}"
+                    for name, usual in _USUAL.items()
+                    if name not in settings and _lookup(part[0], name) != usual
+                ]
+                words += [
                     f"{name}={value[:12] if name.endswith('sha256') else value}"
                     for name, value in zip(settings, key, strict=True)
                     if name not in _WITHIN_ENCODING or len(members) > 1
@@ -138,7 +145,7 @@ def _varying(rows: Sequence[Row], chosen: Sequence[Row]) -> list[str]:
 
 
 def _lookup(row: Row, name: str) -> str:
-    value: Any = row
+    value: Any = _USUAL | row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return str(value)

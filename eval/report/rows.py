@@ -45,8 +45,6 @@ COLUMNS = (
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # An encoding or a tokenizer may be called "NaN"; text stays text.
 _TEXT = ("run", "encoding", "model", "protocol", "bos", "extend", "reason", "notes", "data")
-# What rows meant that were written before it could be chosen.
-_BEFORE = {"sharing": "all"}
 _OUT = "score the runs again, or remove the line"
 
 
@@ -93,7 +91,6 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
             raise UserError(f"{file}, line {number}: not JSON ({error}): {_OUT}") from None
         if isinstance(row, dict):
             row = {key: value if key in _TEXT else _decode(value) for key, value in row.items()}
-            row |= {key: value for key, value in _BEFORE.items() if key not in row}
         if fault := _fault(row):
             raise UserError(f"{file}, line {number}: {fault}: {_OUT}")
         rows.append(row)

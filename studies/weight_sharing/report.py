@@ -82,8 +82,8 @@ def table(rows: Rows) -> str:
         "",
         f"{ON_TEXT}: nats a token, {first['tokens']:,} tokens of {first['documents']} test "
         f"documents, windows of {first['length']}; mean (lowest to highest) of seeds "
-        f"{', '.join(map(str, seeds))}. The learning rate, each model's own best, falls until the "
-        "end.",
+        f"{', '.join(map(str, seeds))}. The learning rate, each model's best of three, falls until "
+        "the end.",
         "",
         "| sharing | width | parameters | peak rate | "
         + " | ".join(f"{n:,}" for n in steps)
@@ -209,6 +209,7 @@ def make_figure(rows: Rows) -> Figure:
         ncols=3,
         frameon=False,
         fontsize=6.5,
+        handlelength=3.4,
     )
     return figure
 
