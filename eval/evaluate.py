@@ -28,8 +28,8 @@ from eval.protocols import (
 )
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
 from posenc import data as datasets
-from posenc.encodings.base import EncodingError
-from posenc.encodings.registry import REGISTRY, Part, nearest, parse_part
+from posenc.encodings.extension import POLICIES
+from posenc.encodings.registry import Encodings, Part, canonical_part, parse_part
 from posenc.errors import UserError
 from posenc.progress import reporting
 from posenc.runs import Run, load_model, open_run, provenance, recipe_hash, source_hash
@@ -196,11 +196,12 @@ def _jobs(model: Transformer, lengths: tuple[int, ...], policies: list[Part]) ->
         if model.copies > 1 and length > model.context_length:
             # Whatever the encoding could be made to represent, the blocks end here.
             jobs.append(Job(length, undefined=f"no weights beyond {model.context_length - 1}"))
-        elif limit is None or length <= limit:
+            continue
+        if limit is None or length <= limit:
             jobs.append(Job(length))
         else:
             jobs.append(Job(length, undefined=f"no position beyond {limit - 1}"))
-            jobs += [Job(length, policy) for policy in policies]
+        jobs += [Job(length, p) for p in policies if model.encoding.extends(p.name, length)]
     return jobs
 
 
@@ -353,7 +354,7 @@ def evaluate(
     ):
         if value < 1:
             raise UserError(f"--{name} is too small: give at least {1 + name.startswith('tok')}")
-    policies = [parse_part(policy) for policy in extend]
+    policies = [canonical_part(parse_part(policy)) for policy in extend]
     runs = [open_run(folder) for folder in dict.fromkeys(map(Path, folders))]
     if not runs:
         raise UserError("no run to score: name folders that train.py made, such as runs/*")
@@ -397,37 +398,45 @@ def evaluate(
 def _check_policies(
     runs: list[Run], policies: list[Part], settings: Settings, allow_plugins: bool
 ) -> None:
-    """Find a policy that is misspelt, or that a run needs and does not have, before scoring."""
-    known = {name for cls in REGISTRY.values() for name in cls.extensions}
-    needed = False
-    for run in runs:
+    """Find a policy that is misspelt, or that no run has a use for, before scoring."""
+    longest = max(settings.lengths)
+
+    def encodings(run: Run, policy: Part | None = None, length: int = 0) -> Encodings:
+        """Give a run's encodings, abstractly, extended if a policy is given."""
         config = run.config
-        model = nnx.eval_shape(
-            lambda c=config: Transformer(
-                c.model, c.encoding, c.train_length, allow_plugins=allow_plugins
-            )
-        )
-        longest = max(settings.lengths)
-        if model.copies > 1:  # no policy leads beyond the blocks' own end
-            longest = min(longest, model.context_length)
-        for part in model.encoding.parts:
-            ends = part.max_position is not None and part.max_position < longest
-            needed |= ends
-            known |= set(part.extensions)
-            for policy in policies:
-                if ends and policy.name not in part.extensions:
-                    raise EncodingError(
-                        f"{part.name} of {run.name} has no extension policy {policy.name!r}: "
-                        f"{nearest(policy.name, part.extensions)}"
-                    )
+
+        def made() -> Encodings:
+            encodings = Transformer(
+                config.model, config.encoding, config.train_length, allow_plugins=allow_plugins
+            ).encoding
+            if policy is not None:
+                encodings.extend(policy, length)
+            return encodings
+
+        return nnx.eval_shape(made)
 
     for policy in policies:
-        if policy.name not in known:
-            raise EncodingError(
-                f"unknown extension policy {policy.name!r}: {nearest(policy.name, sorted(known))}"
-            )
-    if policies and not needed:
-        print("no run needs a policy at any of these lengths: --extend changes nothing")
+        helped, ending = [], []
+        for run in runs:
+            tried = encodings(run)
+            # No policy leads beyond the end of blocks whose positions share no weights.
+            limit = run.config.train_length if run.config.model.sharing != "all" else longest
+            lengths = [n for n in settings.lengths if n <= limit]
+            if any(tried.extends(policy.name, n) for n in lengths):
+                helped.append(run.name)
+                encodings(run, policy, max(lengths))  # an option that is wrong is refused now
+            elif tried.max_position is not None and tried.max_position < min(longest, limit):
+                ending.append(run)
+        if helped:
+            others = [run.name for run in runs if run.name not in helped]
+            if others:
+                print(f"{policy.name} has nothing to act on in {', '.join(others)}")
+            continue
+        # Refused for the reason that the first run has that ends too early, if there is one.
+        nothing = ending or POLICIES.get(policy.name) != "table"
+        if nothing:
+            encodings((ending or runs)[0], policy, longest)
+        print(f"no run needs {policy.name} at any of these lengths: --extend changes nothing")
 
 
 def _check_text(text: TestText, settings: Settings, run: Run) -> None:

@@ -22,7 +22,7 @@ from posenc.encodings import (
     build,
     parse_part,
 )
-from posenc.encodings.rotary import rope_inv_freq
+from posenc.encodings.scaling import spectrum
 
 pytestmark = pytest.mark.fast
 
@@ -277,7 +277,7 @@ def test_extension_messages():
         encoding.extended("clamp", 16, seed=1)
     with pytest.raises(EncodingError, match="fresh has no option 'std'"):
         encoding.extended("fresh", 16, std=1)
-    with pytest.raises(EncodingError, match="rope has no extension policy 'clamp'; it has: none"):
+    with pytest.raises(EncodingError, match="rope has no extension policy 'clamp'; it has: linear"):
         make(RoPE).extended("clamp", 16)
 
 
@@ -455,7 +455,7 @@ def test_rope_anchors():
         theta = np.arctan2(turned[0, 0, 0, 32 + m], turned[0, 0, 0, m])
         tolerance = 0.5 * 10.0**-digits * (digits > 0) + 4 * EPS * float(printed)
         assert abs(theta - float(printed)) <= tolerance, (m, theta)
-    assert f"{2 * np.pi / rope_inv_freq(64, 10_000.0)[31]:.2f}" == "47117.24"
+    assert f"{2 * np.pi / spectrum(64, 10_000.0)[31]:.2f}" == "47117.24"
 
 
 def test_rope_of_head_width_2_is_one_rotation():

@@ -25,6 +25,8 @@ from posenc import data as datasets
 from posenc.encodings import EncodingError, PositionOutOfRange, parse_part
 from posenc.errors import UserError
 from posenc.runs import load_model, open_run
+from posenc.training import split
+from posenc.transformer import Transformer
 from train import Arguments
 from train import main as train_main
 
@@ -47,10 +49,13 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="session")
 def runs(text, tmp_path_factory):
     """Two trained runs, one of which ends at its training length."""
-    out = tmp_path_factory.mktemp("runs")
+    return train_some(text, tmp_path_factory.mktemp("runs"), "wpe", "alibi")
+
+
+def train_some(text, out, *encodings):
     return train_main(
         Arguments(
-            encoding=("wpe", "alibi"),
+            encoding=encodings,
             model="nano",
             data=str(text / "*.txt"),
             train_length=TRAIN_LENGTH,
@@ -248,7 +253,7 @@ def test_an_extension_is_that_of_the_encoding(runs, rows):
     grown = np.asarray(extended.encoding.parts[0].table[...])
     np.testing.assert_array_equal(grown, np.concatenate([table, np.tile(table[-1:], (16, 1))]))
     assert model.encoding.max_position == TRAIN_LENGTH  # the model itself stays as it was
-    with pytest.raises(EncodingError, match=r"alibi|wpe has no extension policy 'stretch'"):
+    with pytest.raises(EncodingError, match="unknown extension policy 'stretch'"):
         extended_model(model, parse_part("stretch"), 32)
 
 
@@ -361,7 +366,7 @@ def test_what_cannot_be_scored_is_refused(runs, tmp_path, text):
         evaluate(runs, (2, 8), tmp_path)
     with pytest.raises(UserError, match="no checkpoint of step 7; it has: 30"):
         evaluate(runs, (8,), tmp_path, checkpoint=7)
-    with pytest.raises(EncodingError, match="has no extension policy 'stretch'"):
+    with pytest.raises(EncodingError, match="unknown extension policy 'stretch'"):
         evaluate([wpe], (32,), tmp_path, extend=("stretch",))
     with pytest.raises(UserError, match="no length"):
         check_ladder([], 2, 16)
@@ -442,3 +447,31 @@ def test_the_default_checkpoint_is_the_last_and_not_the_best(runs, tmp_path):
     assert {(r["checkpoint"], r["checkpoint_step"]) for r in rows} == {("last", 30)}
     assert dataclasses.is_dataclass(evaluation.TestText)
     assert datasets.tokenizer("bytes").bos == 256
+
+
+def test_a_rescaled_rotation_is_scored_at_every_length_and_refused_where_nothing_turns(
+    runs, text, tmp_path
+):
+    (rope,) = train_some(text, tmp_path / "runs", "rope")
+    alibi = next(r for r in runs if "alibi" in r.name)
+    rows = evaluate([rope], (8, 32), tmp_path, extend=("yarn(factor=4.0)",))
+    by = {(r["extend"], r["length"]): r["nll"] for r in rows if r["protocol"] == NllByContext.name}
+    assert set(by) == {(e, n) for e in (None, "yarn(factor=4)") for n in (8, 32)}
+    # What it scores is the model that a spec with this scaling makes of the same weights.
+    model = load_model(open_run(rope))
+    scaled = extended_model(model, parse_part("yarn(factor=4)"), 32)
+    tokens, positions = np.arange(12)[None], np.arange(12)[None]
+    named = Transformer(
+        model.config, f"rope(scaling=yarn(factor=4, original={model.context_length}))", 99
+    )
+    merge, _ = split(named)
+    np.testing.assert_array_equal(
+        merge(split(model)[1])(tokens, positions), scaled(tokens, positions)
+    )
+    assert np.abs(scaled(tokens, positions) - model(tokens, positions)).max() > 1e-3
+    with pytest.raises(EncodingError, match="yarn needs a rotation to act on, and alibi has none"):
+        evaluate([alibi], (8,), tmp_path, extend=("yarn(factor=4)",))
+    with pytest.raises(EncodingError, match=r"yarn has no option 'fctor': did you mean factor"):
+        evaluate([rope], (8,), tmp_path, extend=("yarn(fctor=4)",))
+    with pytest.raises(EncodingError, match=r"yarn\(factor=0.5\): it must be at least 1"):
+        evaluate([rope], (8,), tmp_path, extend=("yarn(factor=0.5)",))

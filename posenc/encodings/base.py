@@ -66,6 +66,14 @@ class Side:
     prepared: Any = None
 
 
+def scaled_product(
+    queries: Float[Array, "B t H E"], keys: Float[Array, "B S H E"], width: int
+) -> Float[Array, "B H t S"]:
+    """Give ``q . k / sqrt(width)`` in float32; ``width`` is the projected one."""
+    product = jnp.einsum("bthd,bshd->bhts", queries, keys, preferred_element_type=jnp.float32)
+    return product * width**-0.5
+
+
 class PositionalEncoding(nnx.Module):
     """No positional information at all: every hook is the identity; methods override some.
 
@@ -86,14 +94,14 @@ class PositionalEncoding(nnx.Module):
     """
 
     name: ClassVar[str] = "encoding"
-    shift_invariant: ClassVar[Literal["exact", "rounding", "no"]] = "no"
     pointwise: ClassVar[bool] = True
     bidirectional: ClassVar[bool] = True
-    per_layer: ClassVar[bool] = False
     decayed: ClassVar[tuple[str, ...]] = ()
     extensions: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str] = ""
 
+    per_layer: bool = False
+    shift_invariant: Literal["exact", "rounding", "no"] = "no"
     max_position: int | None = None
     reach: int | None = None
     sinks: int = 0
@@ -140,10 +148,7 @@ class PositionalEncoding(nnx.Module):
         self, queries: Side, keys: Side, visible: Bool[Array, "#B 1 t S"]
     ) -> Float[Array, "B H t S"]:
         """Give the scaled product of the rotated sides, in float32."""
-        product = jnp.einsum(
-            "bthd,bshd->bhts", queries.rotated, keys.rotated, preferred_element_type=jnp.float32
-        )
-        return product * queries.x.shape[-1] ** -0.5
+        return scaled_product(queries.rotated, keys.rotated, queries.x.shape[-1])
 
     def start_carry(self, batch: int, slots: int) -> Any:
         """Give the carry that the first block of rows gets, made for all ``slots`` keys."""
@@ -217,6 +222,10 @@ class PositionalEncoding(nnx.Module):
             f"{self.max_position - 1}: " + ", or ".join(ways)  # type: ignore[operator]
         )
 
+    def replaces(self, hook: str) -> bool:
+        """Say whether ``hook`` is its own, which one part of a layer's sum may have at the most."""
+        return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
+
     def extended(self, policy: str, length: int, /, **options: Any) -> PositionalEncoding:
         """Give this encoding, made to represent ``length`` positions by a named policy.
 
@@ -250,7 +259,7 @@ class Sum(PositionalEncoding):
         )
 
     def _only(self, hook: str) -> tuple[int, PositionalEncoding] | None:
-        chosen = [(i, part) for i, part in enumerate(self.parts) if replaces(part, hook)]
+        chosen = [(i, part) for i, part in enumerate(self.parts) if part.replaces(hook)]
         return chosen[0] if chosen else None
 
     def prepare(self, positions, streams):
@@ -318,8 +327,3 @@ class Sum(PositionalEncoding):
         index, part = only
         sides = self._one_side(queries, index), self._one_side(keys, index)
         return part.mix(weights, values, *sides)
-
-
-def replaces(encoding: PositionalEncoding, hook: str) -> bool:
-    """Say whether an encoding has a ``hook`` of its own."""
-    return getattr(type(encoding), hook) is not getattr(PositionalEncoding, hook)

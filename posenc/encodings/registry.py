@@ -12,15 +12,11 @@ true, false, none, ``[list]``) or a part. Specs are parsed, never evaluated.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
-import inspect
 import json
 import math
 import re
-import types
 import typing
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -33,16 +29,20 @@ from posenc.encodings.base import (
     PositionalEncoding,
     Streams,
     Sum,
-    replaces,
 )
 from posenc.encodings.bias import ALiBi
+from posenc.encodings.extension import POLICIES
 from posenc.encodings.nope import NoPE
-from posenc.encodings.rotary import RoPE
+from posenc.encodings.options import SpecError, checked, fits, nearest, options_of
+from posenc.encodings.rotary import PRoPE, RoPE, XPos
+from posenc.encodings.scaling import SCALINGS, Scaling
 
 REGISTRY: dict[str, type[PositionalEncoding]] = {
     "wpe": LearnedAbsolute,
     "sinusoidal": Sinusoidal,
     "rope": RoPE,
+    "p_rope": PRoPE,
+    "xpos": XPos,
     "alibi": ALiBi,
     "nope": NoPE,
 }
@@ -50,10 +50,6 @@ REGISTRY: dict[str, type[PositionalEncoding]] = {
 MAX_NESTING = 16
 MAX_LAYERS = 1024
 MAX_DIGITS = 40
-
-
-class SpecError(EncodingError):
-    """A spec that cannot be read, or that names something that does not exist."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,51 +253,26 @@ def format_spec(spec: Spec) -> str:
     return ",".join(text if count == 1 else f"{text}*{count}" for text, count in written)
 
 
-def canonical_spec(text: str) -> str:
-    """Give the one spec of all that mean the same to the registered encodings.
+def canonical_part(part: Part) -> Part:
+    """Give the one way to write a part, of all that mean the same to what is registered.
 
-    On top of ``format_spec``: ``theta=10000.0`` and ``theta=10000`` are one where a float is meant.
+    ``theta=10000.0`` and ``theta=10000`` are one where a float is meant.
     """
-
-    def canonical(part: Part) -> Part:
-        hints = typing.get_type_hints(REGISTRY[part.name].__init__) if part.name in REGISTRY else {}
-        options = []
-        for key, value in part.options:
-            if isinstance(value, Part):
-                value = canonical(value)
-            is_float = isinstance(value, float) and _fits(1.0, hints.get(key, str))
-            whole = is_float and value.is_integer() and abs(value) < 2**53
-            options.append((key, int(value) if whole else value))
-        return Part(part.name, tuple(options))
-
-    return format_spec(tuple(tuple(map(canonical, layer)) for layer in parse_spec(text)))
+    known: dict[str, Any] = {**SCALINGS, **REGISTRY}
+    hints = typing.get_type_hints(known[part.name].__init__) if part.name in known else {}
+    options = []
+    for key, value in part.options:
+        if isinstance(value, Part):
+            value = canonical_part(value)
+        is_float = isinstance(value, float) and fits(1.0, hints.get(key, str))
+        whole = is_float and value.is_integer() and abs(value) < 2**53
+        options.append((key, int(value) if whole else value))
+    return Part(part.name, tuple(options))
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Say which of the known names a misspelt one may have meant."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(close) + "?"
-    return "known: " + (", ".join(known) or "none")
-
-
-def _options_of(cls: type[PositionalEncoding]) -> dict[str, inspect.Parameter]:
-    parameters = inspect.signature(cls.__init__).parameters
-    return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Say whether an option's value is of the annotated type, as far as that can be told."""
-    if hint is typing.Any:
-        return True
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, choice) for choice in typing.get_args(hint))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint) if isinstance(hint, type) else True
+def canonical_spec(text: str) -> str:
+    """Give the one spec of all that mean the same to the registered encodings."""
+    return format_spec(tuple(tuple(map(canonical_part, layer)) for layer in parse_spec(text)))
 
 
 def find_class(name: str, *, allow_plugins: bool = True) -> type[PositionalEncoding]:
@@ -344,28 +315,31 @@ def make(
         EncodingError: the encoding cannot be made for these dimensions.
     """
     cls = find_class(part.name, allow_plugins=allow_plugins)
-    known = _options_of(cls)
     hints = typing.get_type_hints(cls.__init__)
-    values: dict[str, Any] = {}
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in dict(part.options):
-            raise SpecError(f"{part} lacks an option: {part.name}({key}=...)")
-    for key, value in part.options:
-        if key not in known:
-            raise SpecError(f"{part.name} has no option {key!r}: {nearest(key, known)}")
-        value = _made(value, dims, rngs, allow_plugins)
-        hint = hints.get(key, typing.Any)
-        if not _fits(value, hint):
-            wanted = getattr(hint, "__name__", hint)
-            raise SpecError(f"{part.name}({key}={_write(dict(part.options)[key])}): takes {wanted}")
-        values[key] = float(value) if hint is float else value
-    return cls(dims, rngs, **values)
+    given = {
+        key: _made(value, hints.get(key, Any), dims, rngs, allow_plugins)
+        for key, value in part.options
+        if key in options_of(cls)
+    }
+    written = {key: _write(value) for key, value in part.options}
+    return cls(dims, rngs, **checked(cls, part.name, {**dict(part.options), **given}, written))
 
 
-def _made(value: Any, dims: Dimensions, rngs: nnx.Rngs, allow_plugins: bool) -> Any:
+def make_scaling(part: Part | str) -> Scaling:
+    """Make a way to rescale rotary frequencies from how a spec or a policy names it."""
+    part = Part(part) if isinstance(part, str) else part
+    if part.name not in SCALINGS:
+        raise SpecError(f"unknown scaling {part.name!r}: {nearest(part.name, SCALINGS)}")
+    cls = SCALINGS[part.name]
+    return cls(**checked(cls, part.name, dict(part.options)))
+
+
+def _made(value: Any, hint: Any, dims: Dimensions, rngs: nnx.Rngs, allow_plugins: bool) -> Any:
     """Make the parts among an option's values."""
     if isinstance(value, tuple):
-        return tuple(_made(item, dims, rngs, allow_plugins) for item in value)
+        return tuple(_made(item, Any, dims, rngs, allow_plugins) for item in value)
+    if isinstance(value, Part | str) and Scaling in typing.get_args(hint):
+        return make_scaling(value)
     if isinstance(value, Part):
         return make(value, dims, rngs, allow_plugins=allow_plugins)
     return value
@@ -407,7 +381,7 @@ class Encodings(nnx.Module):
                     indices.append(shared[str(part)])
             used.append(tuple(indices))
             for hook in ("scores", "weights", "mix"):
-                rivals = [parts[i].name for i in indices if replaces(parts[i], hook)]
+                rivals = [parts[i].name for i in indices if parts[i].replaces(hook)]
                 if len(rivals) > 1:
                     raise SpecError(
                         f"{' and '.join(rivals)} cannot be added in one layer: "
@@ -465,22 +439,55 @@ class Encodings(nnx.Module):
         for part in self.parts:
             part.check_positions(positions)
 
+    def extends(self, policy: str, length: int) -> list[int]:
+        """Give the indices of the parts that a policy would change for ``length`` positions.
+
+        None where a part ends before ``length`` and has no such policy.
+        """
+        chosen = []
+        for index, part in enumerate(self.parts):
+            ends = part.max_position is not None and part.max_position < length
+            if policy not in part.extensions:
+                if ends:
+                    return []
+            elif ends or part.max_position is None:
+                chosen.append(index)
+        return chosen
+
     def extend(self, policy: Part, length: int) -> list[str]:
-        """Make every part that ends before ``length`` represent it, by the policy.
+        """Extend every part that has the policy, for ``length`` positions.
+
+        A part whose positions end at ``length`` or later stays as it is.
 
         Returns:
             The names of the parts that were extended.
 
         Raises:
-            EncodingError: a part that ends before ``length`` has no such policy.
+            EncodingError: a part that ends before ``length`` has no such policy; or no part has
+                what the policy needs; or an option is unknown.
         """
-        extended = []
-        for index, part in enumerate(self.parts):
-            if part.max_position is not None and part.max_position < length:
-                options = dict(policy.options)
-                self.parts[index] = part.extended(policy.name, length, **options)
-                extended.append(part.name)
-        return extended
+        if policy.name not in self.policies():
+            raise EncodingError(
+                f"unknown extension policy {policy.name!r}: "
+                f"{nearest(policy.name, sorted(self.policies()))}"
+            )
+        chosen = self.extends(policy.name, length)
+        for part in self.parts:
+            if part.max_position is not None and part.max_position < length and not chosen:
+                part.extended(policy.name, length, **dict(policy.options))  # raises
+        if not chosen and POLICIES.get(policy.name) != "table":
+            raise EncodingError(
+                f"extension policy {policy.name} needs a {POLICIES.get(policy.name, 'part')} to "
+                f"act on, and {', '.join(dict.fromkeys(p.name for p in self.parts))} has none"
+            )
+        for index in chosen:
+            part = self.parts[index]
+            self.parts[index] = part.extended(policy.name, length, **dict(policy.options))
+        return [self.parts[index].name for index in chosen]
+
+    def policies(self) -> set[str]:
+        """Give the names of all policies, those of plug-ins among the parts included."""
+        return set(POLICIES).union(*(part.extensions for part in self.parts))
 
 
 def build(
