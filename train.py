@@ -25,7 +25,9 @@ from posenc import data as datasets
 from posenc.checkpoints import abstract
 from posenc.cli import parse
 from posenc.compilation import keep_compiled
+from posenc.encodings import EncodingError, make_sampler
 from posenc.errors import UserError, one_line_errors
+from posenc.placing import Placer
 from posenc.progress import reporting
 from posenc.runs import Metrics, Run, RunConfig, check_run, start_run
 from posenc.training import OptimizerConfig, Trainer, check_batch_size
@@ -50,6 +52,8 @@ class Arguments:
     """The only one so far."""
     bos: Literal["document", "none"] = "document"
     """Whether every document begins with a BOS token."""
+    positions: str = "sequential"
+    """Of a window's tokens, such as "randomized(max_position=512)", shape or pose."""
     train_length: int = 64
     """Tokens of a training window."""
     batch_size: int = 32
@@ -90,7 +94,7 @@ class Arguments:
     out: Path = Path("runs")
     """Where runs live."""
     name: str | None = None
-    """The run's folder in OUT, instead of one made from encoding, length, sharing and seed."""
+    """The run's folder in OUT, instead of one made from what the run is."""
 
 
 def configs_of(arguments: Arguments) -> list[RunConfig]:
@@ -111,6 +115,7 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
             data=arguments.data,
             tokenizer=arguments.tokenizer,
             bos=arguments.bos,
+            positions=arguments.positions,
             train_length=arguments.train_length,
             batch_size=arguments.batch_size,
             steps=arguments.steps,
@@ -185,7 +190,26 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
     metrics = Metrics(run.folder, after=first)
 
     tokens_a_step = config.batch_size * config.train_length
-    limit = model.max_position
+    limit, sampler = model.max_position, make_sampler(config.positions)
+    placer = Placer(model.encoding, sampler)
+
+    def defined(length: int) -> bool:
+        """Say whether every position of a validation window has a representation."""
+        try:
+            end = sampler.extent(length, training=False)
+        except EncodingError:
+            return False
+        return limit is None or end <= limit
+
+    # Windows whose positions have no representation are left empty: nothing is made up for them.
+    valid = {
+        length: datasets.placed(
+            batch, placer, range(len(batch["inputs"])), (config.seed,), training=False
+        )
+        if defined(length)
+        else {}
+        for length, batch in valid.items()
+    }
     began, pending, valid_loss = time.monotonic(), None, None
 
     def check(done: int, values: dict) -> tuple[float, float]:
@@ -229,7 +253,7 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
                 check(done, values)
                 # Beyond an encoding's table there is no loss to report, and none is made up.
                 losses = {
-                    length: trainer.nll(state, batch) if limit is None or length <= limit else None
+                    length: trainer.nll(state, batch) if batch else None
                     for length, batch in valid.items()
                 }
                 valid_loss = losses[config.train_length]
@@ -265,7 +289,8 @@ def main(arguments: Arguments) -> list[Path]:
     for config in configs:
         model = nnx.eval_shape(lambda c=config: Transformer(c.model, c.encoding, c.train_length))
         # Training feeds every position of a window: one that the encoding lacks is refused here.
-        model.check_positions(np.arange(config.train_length))
+        end = make_sampler(config.positions).extent(config.train_length, training=True)
+        model.check_positions(np.arange(end))
     check_batch_size(arguments.batch_size)
     if arguments.steps <= arguments.warmup_steps:
         print(
@@ -300,12 +325,14 @@ def main(arguments: Arguments) -> list[Path]:
         if run.finished and arguments.checkpoint is None:
             print(f"{run.folder}: finished before, left as it is")
             continue
+        model = nnx.eval_shape(lambda c=config: Transformer(c.model, c.encoding, c.train_length))
         batches = datasets.Batches(
             windows,
             config.batch_size,
             config.seed,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
+            placer=Placer(model.encoding, make_sampler(config.positions)),
         )
         try:
             train(run, batches, valid, arguments.checkpoint)

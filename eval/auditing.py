@@ -26,7 +26,7 @@ from eval.gradients import position_gradients
 from eval.report.rows import encoded, plain, write_file
 from eval.report.table import print_table
 from posenc.encodings.base import EncodingError
-from posenc.encodings.registry import REGISTRY
+from posenc.encodings.registry import examples
 from posenc.errors import UserError
 from posenc.pretrained import ENCODING, load_gpt2
 from posenc.runs import Run, load_model, open_run, provenance
@@ -170,9 +170,9 @@ def _presets(arguments: Audit) -> list[Found]:
     if arguments.encoding is not None:
         return [of(arguments.encoding)]
     every: list[Found] = []
-    for name in REGISTRY:
+    for name, spec in examples().items():
         try:
-            every.append(of(name))
+            every.append(of(spec))
         except EncodingError as error:  # one that needs an option, or does not suit the preset
             every.append({"title": arguments.model, "encoding": name, "refused": str(error)})
     return every

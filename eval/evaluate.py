@@ -28,8 +28,10 @@ from eval.protocols import (
 )
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
 from posenc import data as datasets
+from posenc.encodings.base import EncodingError
 from posenc.encodings.extension import POLICIES
-from posenc.encodings.registry import Encodings, Part, canonical_part, parse_part
+from posenc.encodings.registry import Encodings, Part, canonical_part, make_sampler, parse_part
+from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError
 from posenc.progress import reporting
 from posenc.runs import Run, load_model, open_run, provenance, recipe_hash, source_hash
@@ -99,6 +101,8 @@ def run_certificate(run: Run, step: int) -> Row:
         "encoding": config.encoding,
         "model": config.preset,
         "sharing": config.model.sharing,
+        # How windows get them, in training and, as the options say, in evaluation.
+        "positions": config.positions,
         "parameters": parameters,
         "seed": config.seed,
         "train_tokens": step * config.batch_size * config.train_length,
@@ -189,15 +193,22 @@ class Job:
         return None if self.policy is None else str(self.policy)
 
 
-def _jobs(model: Transformer, lengths: tuple[int, ...], policies: list[Part]) -> list[Job]:
+def _jobs(
+    model: Transformer, lengths: tuple[int, ...], policies: list[Part], sampler: Sampler
+) -> list[Job]:
     jobs = []
     limit = model.encoding.max_position
     for length in lengths:
+        try:
+            end = sampler.extent(length, training=False)
+        except EncodingError as error:
+            jobs.append(Job(length, undefined=str(error).split(":")[0]))
+            continue
         if model.copies > 1 and length > model.context_length:
             # Whatever the encoding could be made to represent, the blocks end here.
             jobs.append(Job(length, undefined=f"no weights beyond {model.context_length - 1}"))
             continue
-        if limit is None or length <= limit:
+        if limit is None or end <= limit:
             jobs.append(Job(length))
         else:
             jobs.append(Job(length, undefined=f"no position beyond {limit - 1}"))
@@ -258,7 +269,8 @@ def score_run(
 ) -> list[Row]:
     """Score one run at every length, as it is and by every policy that it needs; give its rows."""
     model = load_model(run, step, allow_plugins=allow_plugins)
-    jobs = _jobs(model, settings.lengths, policies)
+    sampler = make_sampler(run.config.positions)
+    jobs = _jobs(model, settings.lengths, policies, sampler)
     scored = [job for job in jobs if job.undefined is None]
     plans = {
         job.length: _plans(text, job.length, settings, run.config.bos == "document")
@@ -290,7 +302,7 @@ def score_run(
                 long = (
                     model if job.policy is None else extended_model(model, job.policy, job.length)
                 )
-                return Scorer(long, job.length, batch_tokens)
+                return Scorer(long, job.length, batch_tokens, sampler, run.config.seed)
 
             def progress(places: int, job: Job = job) -> None:
                 nonlocal done
@@ -433,8 +445,8 @@ def _check_policies(
                 print(f"{policy.name} has nothing to act on in {', '.join(others)}")
             continue
         # Refused for the reason that the first run has that ends too early, if there is one.
-        nothing = ending or POLICIES.get(policy.name) != "table"
-        if nothing:
+        table = policy.name in POLICIES and POLICIES[policy.name].needs == "table"
+        if ending or not table:
             encodings((ending or runs)[0], policy, longest)
         print(f"no run needs {policy.name} at any of these lengths: --extend changes nothing")
 

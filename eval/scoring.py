@@ -19,7 +19,9 @@ from flax import nnx
 
 from eval.protocols import Scores, Window
 from posenc.encodings.registry import Part
+from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError, make_folder
+from posenc.placing import Placer
 from posenc.training import split, token_nll
 from posenc.transformer import Transformer
 
@@ -45,18 +47,28 @@ class Scorer:
         model: to be scored.
         length: places of a window; shorter windows are padded.
         batch_tokens: places of a batch, about.
+        sampler: what gives positions; one after another unless told otherwise.
+        seed: of the sampler's draws, each a function of a window's tokens.
     """
 
-    def __init__(self, model: Transformer, length: int, batch_tokens: int = BATCH_TOKENS):
+    def __init__(
+        self,
+        model: Transformer,
+        length: int,
+        batch_tokens: int = BATCH_TOKENS,
+        sampler: Sampler | None = None,
+        seed: int = 0,
+    ):
         merge, self._parameters = split(model)
         self.length = length
         self.rows = max(1, batch_tokens // length)
-        model.check_positions(np.arange(length))
+        self._placer, self._seed = Placer(model.encoding, sampler), seed
+        model.check_positions(np.arange(self._placer.sampler.extent(length, training=False)))
 
         @jax.jit
-        def nll(parameters, tokens, positions, segments):
+        def nll(parameters, tokens, positions, segments, streams):
             model = merge(parameters)
-            hidden, _ = model.hidden(tokens, positions, segments)
+            hidden, _ = model.hidden(tokens, positions, segments, streams)
             return token_nll(model, hidden[:, :-1], tokens[:, 1:])
 
         self.nll: Callable[..., jax.Array] = nll
@@ -68,11 +80,12 @@ class Scorer:
         for row, window in enumerate(windows):
             tokens[row, : len(window)] = window
             segments[row, : len(window)] = 1
-        positions = np.broadcast_to(np.arange(self.length, dtype=np.int32), tokens.shape)
-        positions = np.where(segments == 0, 0, positions)
-        nll = np.asarray(
-            self.nll(self._parameters, *map(jnp.asarray, (tokens, positions, segments)))
+        rows = [zlib.crc32(row.tobytes()) for row in tokens]
+        positions, streams = self._placer.place(
+            tokens, segments, rows, (self._seed,), training=False
         )
+        places = jax.tree.map(jnp.asarray, (tokens, positions, segments, streams))
+        nll = np.asarray(self.nll(self._parameters, *places))
         return [nll[row, : len(window) - 1] for row, window in enumerate(windows)]
 
 

@@ -13,6 +13,7 @@ from posenc.encodings import (
     sequential_positions,
 )
 from posenc.generate import generate
+from posenc.placing import token_streams
 from posenc.pretrained import load_gpt2, save_gpt2
 from posenc.runs import load
 from posenc.transformer import (
@@ -41,4 +42,5 @@ __all__ = [
     "preset",
     "save_gpt2",
     "sequential_positions",
+    "token_streams",
 ]

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from flax import nnx
 
+from posenc.catalogue import catalogue, markdown, places_of
+from posenc.citations import entries_of, short
 from posenc.cli import parse_subcommand
 from posenc.conformance import conformance
 from posenc.data import CORPORA
-from posenc.encodings import REGISTRY, find_class, format_spec, parse_spec
+from posenc.effects import draw_effects, effects
+from posenc.encodings import REGISTRY, find_class, parse_spec
+from posenc.encodings.extension import POLICIES
+from posenc.encodings.registry import Part, canonical_spec
+from posenc.encodings.sampling import SAMPLERS
+from posenc.encodings.scaling import SCALINGS
 from posenc.errors import UserError, one_line_errors
 from posenc.training import split
-from posenc.transformer import PRESETS, Transformer, count_parameters
+from posenc.transformer import PRESETS, Transformer, count_parameters, preset
+
+KINDS = {
+    "encodings": "encodings",
+    "scalings of rotations: rope(scaling=NAME(...)) or --extend": "scalings",
+    "positions of training windows: --positions": "samplers",
+    "extension at evaluation: --extend": "policies",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class List:
-    """Name the encodings, models and corpora that there are."""
+    """List every encoding, sampler, extension policy, model and corpus."""
+
+    json: bool = False
+    """As JSON, with everything that is known of each."""
+    markdown: bool = False
+    """As the tables of docs/encodings.md."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Show:
-    """Say what an encoding is, and what it adds to a model."""
+    """Say what an encoding is and adds to a model, and draw what it does over distance."""
 
     encoding: Annotated[str, tyro.conf.Positional]
     """A spec."""
     model: str = "gpt2-small"
     """A preset."""
     length: int = 1024
-    """The context length."""
+    """The training length."""
+    figure: Path | None = None
+    """The PNG file to draw; show-SPEC.png unless told otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,21 +70,29 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Cite:
-    """Print the BibTeX entries of an encoding's papers."""
+    """Print the BibTeX entries of the papers of encodings, samplers and extension policies."""
 
-    encoding: Annotated[str, tyro.conf.Positional]
-    """A spec."""
+    encoding: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Specs."""
 
 
-def show_list() -> None:
+def show_list(arguments: List) -> None:
     """Print what there is."""
-    print("encodings")
-    for name, cls in REGISTRY.items():
-        print(f"  {name:<12} {(inspect.getdoc(cls) or '').splitlines()[0]}")
+    rows = catalogue()
+    if arguments.json:
+        print(json.dumps({**rows, "models": list(PRESETS), "corpora": list(CORPORA)}, default=str))
+        return
+    if arguments.markdown:
+        print(markdown(rows))
+        return
+    for title, kind in KINDS.items():
+        print(title)
+        for row in rows[kind]:
+            print(f"  {row['name']:<15} {row['summary']}")
     print("models")
     for name, shape in PRESETS.items():
         print(
-            f"  {name:<12} {shape.layers} layers, width {shape.width}, {shape.heads} heads, "
+            f"  {name:<15} {shape.layers} layers, width {shape.width}, {shape.heads} heads, "
             f"{shape.norm} norm, {shape.activation}"
         )
     print("corpora")
@@ -69,23 +101,35 @@ def show_list() -> None:
 
 
 def show(arguments: Show) -> None:
-    """Print an encoding's description, attributes and parameters."""
-    from posenc.transformer import preset
-
-    spec, shape = parse_spec(arguments.encoding), preset(arguments.model)
+    """Print an encoding's description, attributes and parameters, and draw it."""
+    spec, shape = canonical_spec(arguments.encoding), preset(arguments.model)
+    if arguments.length < 1:
+        raise UserError(f"--length is {arguments.length}: it must be at least 1")
     model = nnx.eval_shape(lambda: Transformer(shape, arguments.encoding, arguments.length))
-    print(f"spec: {format_spec(spec)}")
-    for part in model.encoding.parts:
+    print(f"spec: {spec}")
+    for part in dict.fromkeys(model.encoding.parts[index] for index in model.encoding.used[0]):
         print(f"\n{part.name}: {inspect.getdoc(type(part))}")
         limit = "unbounded" if part.max_position is None else part.max_position
-        print(f"\n  max_position {limit}, shift_invariant {part.shift_invariant}, ", end="")
+        print(f"\n  acts on {', '.join(places_of(part)) or 'nothing'}")
+        print(f"  max_position {limit}, shift_invariant {part.shift_invariant}, ", end="")
         print(f"pointwise {part.pointwise}, extensions {', '.join(part.extensions) or 'none'}")
+        print(f"  paper: {short(part.reference) or 'none'}")
     own = {k: v.shape for k, v in split(model)[1].items() if k.startswith("encoding.")}
     total = count_parameters(model)
     print(f"\n{arguments.model} at {arguments.length} tokens: {total:,} parameters, of which")
-    for name, sizes in own.items():
+    for name, sizes in list(own.items())[:8]:
         print(f"  {name} {list(sizes)}")
+    if len(own) > 8:
+        print(f"  and {len(own) - 8} more like these")
     print("  the encoding has none" if not own else "  belong to the encoding")
+    panels = effects(arguments.encoding, shape, arguments.length)
+    if not panels:
+        print("\nnothing to draw: it adds nothing to embeddings, queries, keys or logits")
+        return
+    slug = re.sub(r"[^A-Za-z0-9_.]+", "-", spec).strip("-")
+    path = arguments.figure or Path(f"show-{slug}.png")
+    draw_effects(spec, panels, arguments.length, path)
+    print(f"\nfigure: {path}")
 
 
 def check(arguments: Check) -> None:
@@ -101,14 +145,32 @@ def check(arguments: Check) -> None:
         raise SystemExit(1)
 
 
+def _named(value: Any) -> list[str]:
+    """Give the names of a part and of all parts within its options."""
+    if isinstance(value, tuple):
+        return [name for item in value for name in _named(item)]
+    if not isinstance(value, Part):
+        return [value] if value in SCALINGS else []
+    return [value.name, *(name for _, option in value.options for name in _named(option))]
+
+
+def reference_of(name: str) -> str:
+    """Give the BibTeX entry of whatever a spec may name."""
+    others: dict[str, Any] = {**SCALINGS, **SAMPLERS, **POLICIES}
+    known = others.get(name) if name not in REGISTRY else None
+    return (find_class(name) if known is None else known).reference
+
+
 def cite(arguments: Cite) -> None:
-    """Print the references of every distinct part."""
-    names = dict.fromkeys(part.name for layer in parse_spec(arguments.encoding) for part in layer)
-    for name in names:
-        reference = find_class(name).reference
-        if not reference:
-            raise UserError(f"{name} names no reference")
-        print(reference)
+    """Print the references of every distinct name in the specs."""
+    specs = [parse_spec(text) for text in arguments.encoding]
+    names = dict.fromkeys(n for spec in specs for layer in spec for p in layer for n in _named(p))
+    entries = {name: reference_of(name) for name in names}
+    for name, entry in entries.items():
+        if not entry:
+            print(f"% {name} has no paper of its own")
+    found = [entry for reference in entries.values() for entry in entries_of(reference)]
+    print("\n\n".join(dict.fromkeys(found)))
 
 
 def main() -> None:
@@ -122,7 +184,7 @@ def main() -> None:
     chosen = parse_subcommand(commands, "python -m posenc")
     with one_line_errors():
         if isinstance(chosen, List):
-            show_list()
+            show_list(chosen)
         elif isinstance(chosen, Show):
             show(chosen)
         elif isinstance(chosen, Check):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Int
 
 from posenc.encodings.sampling import sequential_positions
 from posenc.errors import UserError
+from posenc.placing import readers, start_streams, step_streams
 from posenc.training import split
 from posenc.transformer import Transformer
 
@@ -58,7 +59,8 @@ def generate(
 
     merge, parameters = split(model)
     batch, length = tokens.shape
-    cache = model.start_cache(batch, length + new_tokens - 1)
+    read = dict.fromkeys(readers(model.encoding), jnp.int32)
+    cache = model.start_cache(batch, length + new_tokens - 1, streams=read)
 
     @jax.jit
     def decode(parameters, tokens, positions, segments, cache):
@@ -67,17 +69,20 @@ def generate(
         def choose(hidden: Array) -> Array:
             return jnp.argmax(model.logits(hidden[:, -1]), axis=-1).astype(jnp.int32)
 
-        hidden, cache = model.hidden(tokens, positions, segments, cache=cache)
+        states = start_streams(model.encoding, batch)
+        streams, states = step_streams(model.encoding, tokens, segments, states)
+        hidden, cache = model.hidden(tokens, positions, segments, streams, cache)
         ones = jnp.ones((batch, 1), jnp.int32)
 
         def step(carry, _):
-            token, position, cache = carry
-            hidden, cache = model.hidden(token[:, None], position, ones, cache=cache)
+            token, position, states, cache = carry
+            streams, states = step_streams(model.encoding, token[:, None], ones, states)
+            hidden, cache = model.hidden(token[:, None], position, ones, streams, cache)
             following = choose(hidden)
-            return (following, position + 1, cache), following
+            return (following, position + 1, states, cache), following
 
         first = choose(hidden)
-        start = (first, positions[:, -1:] + 1, cache)
+        start = (first, positions[:, -1:] + 1, states, cache)
         _, others = jax.lax.scan(step, start, length=new_tokens - 1)
         return jnp.concatenate([first[:, None], others.T], axis=1)
 

@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ import jax
 from flax import nnx
 
 from posenc.checkpoints import Checkpoints, abstract, write_json
-from posenc.encodings.registry import canonical_spec
+from posenc.encodings.registry import canonical_part, canonical_spec, make_sampler, parse_part
 from posenc.errors import UserError, make_folder
 from posenc.sharing import canonical_sharing
 from posenc.training import OptimizerConfig, split
@@ -41,6 +41,7 @@ class RunConfig:
         data: a corpus by name, or a glob of text or JSONL files.
         tokenizer: by name.
         bos: ``document``: every document begins with a BOS token; or ``none``.
+        positions: what gives the tokens of a window their positions, in a canonical form.
         train_length: tokens of a training window, and the length that the model is built for.
         batch_size: windows of a step, over all devices.
         steps: of the run.
@@ -57,6 +58,7 @@ class RunConfig:
     data: str
     tokenizer: str = "bytes"
     bos: Literal["document", "none"] = "document"
+    positions: str = "sequential"
     train_length: int = 64
     batch_size: int = 32
     steps: int = 600
@@ -81,6 +83,9 @@ class RunConfig:
         if not 0 <= self.seed < 2**32:
             raise UserError(f"seed {self.seed} is outside 0 <= seed < 2**32: give one inside")
         object.__setattr__(self, "encoding", canonical_spec(self.encoding))
+        make_sampler(self.positions)  # refused here if there is no such thing
+        placing = str(canonical_part(parse_part(self.positions)))
+        object.__setattr__(self, "positions", placing)
         sharing = canonical_sharing(self.model.sharing, self.train_length)
         object.__setattr__(self, "model", dataclasses.replace(self.model, sharing=sharing))
 
@@ -94,23 +99,29 @@ class RunConfig:
 
     @property
     def default_name(self) -> str:
-        """The run's name, made from encoding, training length, sharing and seed."""
+        """The run's name, made from encoding, positions, training length, sharing and seed."""
         # What joins parts and layers is told apart: rope+alibi and rope,alibi are two runs.
         text = self.encoding
         for mark, word in (("+", "_plus_"), ("*", "_times_"), ("),", ")_then_"), (",", "_then_")):
             text = text.replace(mark, word)
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-        way = re.sub(r"\W+", "-", self.model.sharing).strip("-")
+        way, placing = (
+            re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
+            for text in (self.model.sharing, self.positions)
+        )
         sharing = "" if way == "all" else f"-sharing-{way}"
-        return f"{slug}-T{self.train_length}{sharing}-seed{self.seed}"
+        placed = "" if placing == "sequential" else f"-{placing}"
+        return f"{slug}{placed}-T{self.train_length}{sharing}-seed{self.seed}"
 
 
 def config_hash(config: RunConfig, data: dict[str, Any]) -> str:
     """Give the SHA-256 of a config and the identity of its data, 16 hexadecimal digits."""
     tree = dataclasses.asdict(config)
+    # The hash that the same config had before these could be chosen.
     if tree["model"]["sharing"] == "all":
-        # The hash that the same config had before sharing could be chosen.
         del tree["model"]["sharing"]
+    if tree["positions"] == "sequential":
+        del tree["positions"]
     text = json.dumps([tree, data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -360,6 +371,15 @@ def start_run(
     return run
 
 
+def without_parameters(make: Callable[[], Transformer]) -> Transformer:
+    """Give a model with the shapes of its parameters only, all else being there."""
+    model = nnx.eval_shape(make)
+    if jax.tree.leaves(nnx.state(model, nnx.Not(nnx.Param))):
+        # What is drawn and never trained is in no checkpoint: the seed makes it again.
+        nnx.update(model, nnx.state(make(), nnx.Not(nnx.Param)))
+    return model
+
+
 def load_model(
     run: Run, checkpoint: int | None = None, *, allow_plugins: bool = False
 ) -> Transformer:
@@ -370,12 +390,17 @@ def load_model(
         SpecError: the run names a plug-in, and plug-ins are not allowed.
     """
     config = run.config
-    model = nnx.eval_shape(
-        lambda: Transformer(
-            config.model, config.encoding, config.train_length, allow_plugins=allow_plugins
+    merge, shapes = split(
+        without_parameters(
+            lambda: Transformer(
+                config.model,
+                config.encoding,
+                config.train_length,
+                seed=config.seed,
+                allow_plugins=allow_plugins,
+            )
         )
     )
-    merge, shapes = split(model)
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     step = config.steps if checkpoint is None else checkpoint
     read = run.checkpoints.restore(step, {"parameters": abstract(shapes, device)})

@@ -166,7 +166,8 @@ def token_nll(
 
 def mean_nll(model: Transformer, batch: Batch, key: Array | None = None) -> Float[Array, ""]:
     """Give the mean over the targets that ``mask`` admits, nats a token."""
-    hidden, _ = model.hidden(batch["inputs"], batch["positions"], batch["segments"], key=key)
+    places = batch["positions"], batch["segments"], batch.get("streams")
+    hidden, _ = model.hidden(batch["inputs"], *places, key=key)
     nll = token_nll(model, hidden, batch["targets"])
     # Chosen, not multiplied by 0: what is masked may be anything.
     chosen = jnp.where(batch["mask"], nll, 0.0)
@@ -246,10 +247,10 @@ class Trainer:
 
     def step(self, state: dict[str, Any], batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
         """Take one step on this process's rows of a batch; ``state`` is used up."""
-        rows = {
-            name: jax.make_array_from_process_local_data(self.by_row, np.asarray(value))
-            for name, value in batch.items()
-        }
+        rows = jax.tree.map(
+            lambda value: jax.make_array_from_process_local_data(self.by_row, np.asarray(value)),
+            batch,
+        )
         return self._step(state, rows)
 
     def nll(self, state: dict[str, Any], batch: Batch) -> float:

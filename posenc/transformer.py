@@ -19,6 +19,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from posenc.attention import Attention, LayerCache, poisoned_rows, write_slots
 from posenc.encodings.base import Dimensions, PositionOutOfRange, Side
 from posenc.encodings.registry import build, nearest
+from posenc.encodings.sampling import LAYER_POSITIONS
 from posenc.errors import UserError
 from posenc.sharing import Apply, Unshared, copies_of, shared, unshare
 
@@ -329,15 +330,19 @@ class Transformer(nnx.Module):
         limits = [self.encoding.max_position, self.context_length if self.copies > 1 else None]
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def representable(self, positions: Num[Tensor, "*n"]) -> Bool[Tensor, "*n"] | None:
-        """Say which positions the model has weights for; None when all, known beforehand."""
-        within = self.encoding.representable(positions)
+    def representable(
+        self, positions: Num[Tensor, "*n"], streams: dict[str, Tensor] | None = None
+    ) -> Bool[Tensor, "*#n"] | None:
+        """Say which tokens the model has weights for; None when all, known beforehand."""
+        within = self.encoding.representable(positions, streams)
         if self.copies == 1:
             return within
         own = (positions >= 0) & (positions < self.context_length)
         return own if within is None else own & within
 
-    def check_positions(self, positions: np.ndarray) -> None:
+    def check_positions(
+        self, positions: np.ndarray, streams: dict[str, np.ndarray] | None = None
+    ) -> None:
         """Raise ``PositionOutOfRange`` for the first position that the model has no weights for.
 
         For positions that are known on the host; padding must have been taken out.
@@ -350,7 +355,7 @@ class Transformer(nnx.Module):
                 f"{self.context_length - 1} and no others: stay below {self.context_length}, or "
                 "train with --sharing all, whose weights serve every position"
             )
-        self.encoding.check_positions(positions)
+        self.encoding.check_positions(positions, streams)
 
     def hidden(
         self,
@@ -390,7 +395,7 @@ class Transformer(nnx.Module):
         if not causal:
             self.encoding.check_bidirectional()
         segments = jnp.ones((1, length), jnp.int32) if segments is None else segments
-        self._check_on_host(positions, segments, cache, length)
+        self._check_on_host(positions, streams or {}, segments, cache, length)
         tokens, positions, segments = map(jnp.asarray, (tokens, positions, segments))
         given = {name: jnp.asarray(stream) for name, stream in (streams or {}).items()}
         if cache is not None:
@@ -426,8 +431,8 @@ class Transformer(nnx.Module):
             x, layer_cache = block(
                 x,
                 self.encoding.at(depth),
-                self._prepared(queries, depth),
-                self._prepared(keys, depth),
+                self._at(queries, depth),
+                self._at(keys, depth),
                 None if cache is None else cache.layers[depth],
                 start,
                 causal=causal,
@@ -438,7 +443,7 @@ class Transformer(nnx.Module):
             layers.append(layer_cache)
         x = self.final_norm(x)
 
-        representable = self.representable(keys.positions)
+        representable = self.representable(keys.positions, keys.streams)
         if representable is not None:
             shape = (batch, keys.segments.shape[1])
             every = jnp.broadcast_to(keys.segments, shape)
@@ -481,7 +486,8 @@ class Transformer(nnx.Module):
             batch: B.
             slots: S.
             positions: their type, float32 for an encoding that takes fractions.
-            streams: the type of every per-token stream, by name.
+            streams: the type of every per-token stream, by name (``LAYER_POSITIONS`` has the
+                layers on a last axis).
         """
         config = self.config
         shape = (batch, slots, config.kv_heads or config.heads, config.head_width)
@@ -514,7 +520,12 @@ class Transformer(nnx.Module):
             tuple(layers),
             positions=jnp.zeros(shape_2d, positions),
             segments=jnp.zeros(shape_2d, jnp.int32),
-            streams={name: jnp.zeros(shape_2d, dtype) for name, dtype in (streams or {}).items()},
+            streams={
+                name: jnp.zeros(
+                    (*shape_2d, config.layers) if name == LAYER_POSITIONS else shape_2d, dtype
+                )
+                for name, dtype in (streams or {}).items()
+            },
             length=jnp.zeros((), jnp.int32),
         )
 
@@ -522,15 +533,29 @@ class Transformer(nnx.Module):
         prepared = self.encoding.prepare(positions, streams)
         return Side(None, None, positions, streams, slots, segments, prepared=prepared)
 
-    def _prepared(self, side: Side, depth: int) -> Side:
-        return dataclasses.replace(side, prepared=self.encoding.prepared_at(side.prepared, depth))
+    def _at(self, side: Side, depth: int) -> Side:
+        """Give a side as one layer sees it."""
+        if LAYER_POSITIONS not in side.streams:
+            prepared = self.encoding.prepared_at(side.prepared, depth)
+            return dataclasses.replace(side, prepared=prepared)
+        positions = side.streams[LAYER_POSITIONS][..., depth]
+        prepared = self.encoding.prepare_at(positions, side.streams, depth)
+        return dataclasses.replace(side, positions=positions, prepared=prepared)
 
     def _check_on_host(
-        self, positions: Any, segments: Any, cache: Cache | None, length: int
+        self, positions: Any, streams: Any, segments: Any, cache: Cache | None, length: int
     ) -> None:
-        if not any(isinstance(value, jax.core.Tracer) for value in (positions, segments)):
-            places, owners = np.broadcast_arrays(np.asarray(positions), np.asarray(segments))
-            self.check_positions(places[owners != 0])
+        given = (positions, segments, *streams.values())
+        if not any(isinstance(value, jax.core.Tracer) for value in given):
+            # Everything is told for the same tokens, and padding is taken out.
+            size = np.broadcast_shapes(*(np.shape(value)[:2] for value in given))
+            real = np.broadcast_to(np.asarray(segments), size) != 0
+
+            def tokens(value: Any) -> np.ndarray:
+                return np.broadcast_to(np.asarray(value), (*size, *np.shape(value)[2:]))[real]
+
+            named = {name: tokens(stream) for name, stream in streams.items()}
+            self.check_positions(tokens(positions), named)
         if cache is not None and not isinstance(cache.length, jax.core.Tracer):
             slots = cache.positions.shape[1]
             if int(cache.length) + length > slots:

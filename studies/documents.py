@@ -4,6 +4,7 @@
 
 A table stands between ``<!-- table N of FILE -->`` and ``<!-- end of table -->``; a command is the
 first line of a block of kind ``console``, after ``$``, and what it prints on stdout is the rest.
+The list of all encodings stands between ``<!-- list -->`` and ``<!-- end of list -->``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from posenc.catalogue import catalogue, markdown
 from posenc.errors import UserError, one_line_errors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +24,7 @@ TABLE = re.compile(
     r"(?:(?!<!-- table ).)*?^(?P<end><!-- end of table -->)$",
     re.DOTALL | re.MULTILINE,
 )
+LIST = re.compile(r"^<!-- list -->\n.*?^<!-- end of list -->$", re.DOTALL | re.MULTILINE)
 # A command goes on where its line ends in a backslash.
 CONSOLE = re.compile(
     r"```console\n\$ (?P<command>(?:[^\n]*\\\n)*[^\n]*)\n(?P<printed>.*?)```\n", re.DOTALL
@@ -42,6 +45,14 @@ def with_tables(text: str) -> str:
         return f"{match['begin']}{nth_table(table, int(match['number']))}\n{match['end']}"
 
     return TABLE.sub(fresh, text)
+
+
+def with_list(text: str) -> str:
+    """Give a document with the list of encodings as it is now."""
+    if not LIST.search(text):
+        return text
+    listed = f"<!-- list -->\n{markdown(catalogue())}\n<!-- end of list -->"
+    return LIST.sub(lambda match: listed, text)
 
 
 def commands(text: str) -> list[tuple[list[str], str]]:
@@ -74,7 +85,7 @@ def with_outputs(text: str) -> str:
 def main(paths: list[str]) -> None:
     """Rewrite documents."""
     for path in map(Path, paths):
-        path.write_text(with_outputs(with_tables(path.read_text())))
+        path.write_text(with_outputs(with_list(with_tables(path.read_text()))))
 
 
 if __name__ == "__main__":

@@ -1,32 +1,65 @@
 """Every registered encoding, and some sums and lists of them, hold the laws."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from posenc.conformance import NotConforming, Subject, close, conformance
-from posenc.encodings import REGISTRY, PositionalEncoding, RoPE
+from posenc.conformance import (
+    CHECKS,
+    NotConforming,
+    Subject,
+    close,
+    conformance,
+    memory_grows_with_the_length,
+)
+from posenc.encodings import Dimensions, PositionalEncoding, RoPE, build
+from posenc.encodings.registry import examples
+from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig
 
 MIXED = [
+    "wpe(max_position=96)",
     "rope+alibi,nope",
     "rope(scaling=dynamic_ntk(chunk=8, original=16), partial=0.5, pairing=interleaved)",
 ]
 
 
-@pytest.mark.parametrize("encoding", [*REGISTRY, *MIXED])
+def silent_checks(encoding):
+    """What the laws say nothing about, known beforehand: no check is passed by absence."""
+    silent = {"memory_grows_with_the_length"} if encoding in SHORT else set()
+    if encoding not in ("wpe", *SHORT):
+        silent.add("out_of_range_is_loud")
+    parameters = split(nnx.eval_shape(lambda: build(encoding, 1, DIMS, jax.random.key(0))))[1]
+    alike = "," not in re.sub(r"\(.*?\)", "", encoding)
+    if not parameters or not alike:
+        silent.add("layers_share_or_do_not_as_is_said")
+    return silent
+
+
+DIMS = Dimensions(32, 4, 8, 96)
+SHORT: tuple[str, ...] = ("wpe(max_position=96)",)
+# Takes ten times as long as any other check.
+SLOW = {memory_grows_with_the_length}
+
+
+@pytest.mark.parametrize("encoding", [*examples().values(), *MIXED])
 def test_an_encoding_holds_the_laws(encoding):
-    results = list(conformance(encoding))
-    broken = {result.check: result.error for result in results if result.error}
-    assert not broken
-    # What a law says nothing about is known beforehand, so that no check is passed by absence.
+    results = list(conformance(encoding, [check for check in CHECKS if check not in SLOW]))
+    assert not {result.check: result.error for result in results if result.error}
     silent = {result.check for result in results if not result.applies}
-    expected = set()
-    if encoding != "wpe":
-        expected.add("out_of_range_is_loud")
-    assert silent == expected
+    assert silent == silent_checks(encoding) - {check.__name__ for check in SLOW}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", [*examples().values(), *MIXED])
+def test_training_an_encoding_takes_memory_that_is_linear_in_the_length(encoding):
+    (result,) = conformance(encoding, [memory_grows_with_the_length])
+    assert result.error is None
+    assert result.applies == (encoding not in SHORT)
 
 
 class LooksAhead(PositionalEncoding):

@@ -22,6 +22,8 @@ from posenc.encodings import (
     build,
     parse_part,
 )
+from posenc.encodings.polar import PoPE
+from posenc.encodings.rotary import FoPE, HoPE
 from posenc.encodings.scaling import spectrum
 
 pytestmark = pytest.mark.fast
@@ -543,6 +545,37 @@ def test_alibi_is_exactly_shift_invariant(heads):
         assert_within(moved, given + bias, 2 * EPS * np.abs(bias) + EPS * np.abs(given + bias))
 
 
+# Mixtures of frequencies.
+
+
+def test_mixtures_are_drawn_as_released():
+    size = dims(768, 12, context_length=2048)
+    encoding = make(FoPE, size, theta=500.0, gain=0.5, mixed=16)
+    every = spectrum(64, 500.0)
+    assert encoding.kept == np.sum(every >= 2 * np.pi / 2048) == 30
+    own = np.zeros((30, 16))
+    own[2 * np.arange(15), np.arange(15)] = 1  # in steps of ceil(30 / 16)
+    deviation = 0.5 * np.sqrt(2 / (30 * 16 + 12 * 16))
+    noises = []
+    for mix in (encoding.cos_mix, encoding.sin_mix):
+        noise = np.asarray(mix[...], np.float64) - own
+        assert noise.shape == (12, 30, 16)
+        # Four standard errors of the mean and of the deviation of so many normal numbers.
+        assert abs(noise.mean()) < 4 * deviation / np.sqrt(noise.size)
+        assert abs(noise.std() - deviation) < 4 * deviation / np.sqrt(2 * noise.size)
+        noises.append(noise.ravel())
+    assert abs(np.corrcoef(*noises)[0, 1]) < 4 / np.sqrt(noises[0].size)
+    assert not jax.tree.leaves(nnx.state(encoding, nnx.Param))
+
+
+@pytest.mark.parametrize(("length", "kept"), [(512, 16), (1024, 18)])
+def test_each_pair_keeps_its_own_frequency_in_a_mixture(length, kept):
+    # At the length of the paper's models these are a quarter of the head width, as released.
+    encoding = make(FoPE, dims(768, 12, context_length=length), gain=0.0)
+    for mix in (encoding.cos_mix, encoding.sin_mix):
+        np.testing.assert_array_equal(mix[...], np.tile(np.eye(kept), (12, 1, 1)))
+
+
 # bfloat16 activations: the float32 result, rounded once.
 
 
@@ -572,6 +605,24 @@ def test_embeddings_in_bfloat16(cls, options):
 @pairings
 def test_rotations_in_bfloat16(pairing):
     encoding = make(RoPE, pairing=pairing)
+    positions = POSITIONS["a row each"]
+    x = jnp.asarray(normal(BATCH, len(LARGE), HEADS, HEAD_WIDTH), jnp.bfloat16)
+    for keys in (False, True):
+        wide = side_of(encoding, x.astype(jnp.float32), positions, keys=keys).rotated
+        assert_rounded_once(side_of(encoding, x, positions, keys=keys).rotated, wide)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (RoPE, {"learned": True}),
+        (HoPE, {"length": 64}),
+        (FoPE, {"length": 64, "zero_freq_sin": 1.0}),
+        (PoPE, {"init": "uniform"}),
+    ],
+)
+def test_other_rotations_in_bfloat16(cls, options):
+    encoding = make(cls, **options)
     positions = POSITIONS["a row each"]
     x = jnp.asarray(normal(BATCH, len(LARGE), HEADS, HEAD_WIDTH), jnp.bfloat16)
     for keys in (False, True):

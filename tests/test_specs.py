@@ -289,7 +289,7 @@ def test_most_layers_and_deepest_nesting():
     ("text", "message"),
     [
         ("alibbi", "unknown encoding 'alibbi': did you mean alibi?"),
-        ("sinusoid", "unknown encoding 'sinusoid': did you mean sinusoidal?"),
+        ("sinusoid", "unknown encoding 'sinusoid': did you mean sinusoidal"),
         ("rpoe", "unknown encoding 'rpoe': did you mean rope"),
         ("zzz", "unknown encoding 'zzz': known: wpe, sinusoidal, rope,"),
         ("rope,Wpe", "unknown encoding 'Wpe': did you mean wpe"),

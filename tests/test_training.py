@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from posenc import training
+from posenc.runs import RunConfig, load_model, start_run
 from posenc.training import OptimizerConfig, Trainer, decayed, mean_nll, schedule, split, token_nll
 from posenc.transformer import Transformer, TransformerConfig
 
@@ -173,3 +174,23 @@ def test_the_number_of_devices_changes_rounding_and_nothing_else():
         assert int(count) == devices
         seen[devices] = [float(number) for number in numbers]
     np.testing.assert_allclose(seen[4], seen[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("encoding", ["fope(length=100)+rope(learned=true)", "pope,shaw"])
+def test_a_model_loaded_from_a_run_is_the_trained_one(tmp_path, encoding):
+    config = RunConfig(encoding, "", CONFIG, "", train_length=12, steps=2, seed=5)
+    trainer = Trainer(Transformer(CONFIG, encoding, 12, seed=5), config.optimizer, 2, seed=5)
+    run = start_run(tmp_path, None, config, {})
+    state = trainer.start()
+    for step in (1, 2):
+        state, _ = trainer.step(state, batch_of(2, 12, seed=step))
+    run.checkpoints.save(2, state)
+    run.checkpoints.finish()
+    batch = batch_of(3, 30)
+    forward = jax.jit(lambda model: model(batch["inputs"], batch["positions"], batch["segments"]))
+    wanted = np.asarray(forward(trainer.merge(state["parameters"])))
+    np.testing.assert_array_equal(forward(load_model(run)), wanted)
+    # What is drawn at the start and not trained is told by the seed alone.
+    merge, _ = split(Transformer(CONFIG, encoding, 12, seed=6))
+    other = np.asarray(forward(merge(state["parameters"])))
+    assert np.array_equal(other, wanted) == ("fope" not in encoding)

@@ -13,7 +13,16 @@ from posenc.errors import UserError
 # Rows that differ in one of these answer different questions and are never averaged; where rows
 # differ in one, the labels say which is which.
 SHOWN = (
-    *("model", "sharing", "train_length", "targets", "train_tokens", "checkpoint", "data.name"),
+    *(
+        "model",
+        "sharing",
+        "positions",
+        "train_length",
+        "targets",
+        "train_tokens",
+        "checkpoint",
+        "data.name",
+    ),
     *("data.tokenizer", "bos", "data.bos", "dtype", "matmul_precision"),
     *("longest_length", "block_spacing", "blocks_per_document", "tokens_per_document"),
 )
@@ -25,7 +34,7 @@ SETTINGS = (
     *("data.sha256", "parameters", "recipe_hash"),
 )
 # What rows meant that were written before it could be chosen; labels name anything else.
-_USUAL = {"sharing": "all"}
+_USUAL = {"sharing": "all", "positions": "sequential"}
 # Encodings have their own number of parameters: it separates runs of one encoding only.
 _WITHIN_ENCODING = ("parameters",)
 

@@ -29,6 +29,7 @@ COLUMNS = (
         "encoding",
         "model",
         "sharing",
+        "positions",
         "parameters",
         "protocol",
         "length",
@@ -44,7 +45,18 @@ COLUMNS = (
 # JSON has no word for these, and a bare NaN makes the whole file unreadable elsewhere.
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # An encoding or a tokenizer may be called "NaN"; text stays text.
-_TEXT = ("run", "encoding", "model", "protocol", "bos", "extend", "reason", "notes", "data")
+_TEXT = (
+    "run",
+    "encoding",
+    "model",
+    "protocol",
+    "positions",
+    "bos",
+    "extend",
+    "reason",
+    "notes",
+    "data",
+)
 _OUT = "score the runs again, or remove the line"
 
 

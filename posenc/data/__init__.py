@@ -11,6 +11,7 @@ from posenc.data.windows import (
     Windows,
     fixed_windows,
     make_batch,
+    placed,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "identity",
     "load",
     "make_batch",
+    "placed",
     "split",
     "split_rule",
     "tokenizer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import grain
 import numpy as np
@@ -13,10 +14,11 @@ from posenc.data.splits import Block
 from posenc.data.tokens import Tokenizer
 from posenc.encodings.sampling import sequential_positions
 from posenc.errors import UserError
+from posenc.placing import Placer
 
 BOS_RULES = ("document", "none")
 
-Batch = dict[str, np.ndarray]
+Batch = dict[str, Any]
 
 
 class TokenStream:
@@ -136,6 +138,7 @@ class Batches:
         seed: 0 <= seed < 2**32.
         process_index: which process this is.
         process_count: how many there are; must divide `batch_size`.
+        placer: what gives positions and streams; positions one after another without one.
     """
 
     def __init__(
@@ -145,6 +148,7 @@ class Batches:
         seed: int,
         process_index: int = 0,
         process_count: int = 1,
+        placer: Placer | None = None,
     ):
         if process_count < 1 or not 0 <= process_index < process_count:
             raise UserError(f"process {process_index} of {process_count}: give 0 <= index < count")
@@ -159,6 +163,7 @@ class Batches:
         self.batch_size = batch_size
         self._rows = batch_size // process_count
         self._offset = process_index * self._rows
+        self._seed, self._placer = int(seed), placer
         # grain's map datasets are read by index: `shuffle` permutes by arithmetic, and `repeat`
         # after it reseeds the permutation every epoch.
         self._order = grain.MapDataset.source(windows).seed(int(seed)).shuffle().repeat()
@@ -169,7 +174,25 @@ class Batches:
             # Not an IndexError, which would quietly end a loop.
             raise ValueError(f"step {step} is negative; steps count from 0")
         first = int(step) * self.batch_size + self._offset
-        return make_batch(self._order[first + row] for row in range(self._rows))
+        batch = make_batch(self._order[first + row] for row in range(self._rows))
+        if self._placer is None:
+            return batch
+        rows = range(self._offset, self._offset + self._rows)
+        return placed(batch, self._placer, rows, (self._seed, int(step)), training=True)
+
+
+def placed(
+    batch: Batch,
+    placer: Placer,
+    rows: Sequence[int],
+    seed: tuple[int, ...],
+    *,
+    training: bool,
+) -> Batch:
+    """Give a batch with a placer's positions, and `streams` where there are any."""
+    places = batch["inputs"], batch["segments"]
+    positions, streams = placer.place(*places, rows, seed, training=training)
+    return {**batch, "positions": positions, **({"streams": streams} if streams else {})}
 
 
 def fixed_windows(stream: TokenStream, length: int, count: int) -> Batch:

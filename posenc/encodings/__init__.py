@@ -18,6 +18,7 @@ from posenc.encodings.registry import (
     build,
     find_class,
     format_spec,
+    make_sampler,
     parse_part,
     parse_spec,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "build",
     "find_class",
     "format_spec",
+    "make_sampler",
     "parse_part",
     "parse_spec",
     "sequential_positions",

@@ -21,8 +21,10 @@ class LearnedAbsolute(PositionalEncoding):
     Args:
         dims: of the model; the table has ``dims.context_length`` rows unless told otherwise.
         rngs: where the initial rows come from.
-        max_position: rows of the table.
+        max_position: positions that the table has rows for.
         init_std: of the initial rows, 0.01 as in the released GPT-2 code.
+        offset: so many rows are reserved in front: position p reads row ``p + offset``. OPT
+            (Zhang et al., 2022) has 2, its padding being read from the reserved ones.
     """
 
     name = "wpe"
@@ -42,22 +44,29 @@ class LearnedAbsolute(PositionalEncoding):
         *,
         max_position: int | None = None,
         init_std: float = 0.01,
+        offset: int = 0,
     ):
         super().__init__(dims, rngs)
         rows = dims.context_length if max_position is None else max_position
         if rows < 1:
             raise EncodingError(f"wpe(max_position={rows}) has no row: it needs at least 1")
+        if offset < 0:
+            raise EncodingError(f"wpe(offset={offset}): it must be at least 0")
         self.max_position = rows
         self.init_std = init_std
-        self.table = nnx.Param(init_std * jax.random.normal(rngs.params(), (rows, dims.width)))
+        self.offset = offset
+        shape = (rows + offset, dims.width)
+        self.table = nnx.Param(init_std * jax.random.normal(rngs.params(), shape))
 
     def embed(self, x, positions, streams):
-        """Add ``table[p]``; an unrepresentable p reads a clamped row and is made NaN at the end."""
+        """Add row ``p + offset``; an unrepresentable p reads a clamped one, made NaN at the end."""
         if not jnp.issubdtype(positions.dtype, jnp.integer):
             raise EncodingError(
                 f"wpe has rows at whole positions only, and got positions of {positions.dtype}"
             )
-        rows = self.table[...][jnp.clip(positions, 0, self.table.shape[0] - 1)]
+        # Clamped before the sum, which could pass the largest integer.
+        within = jnp.clip(positions, -self.offset, self.table.shape[0] - 1 - self.offset)
+        rows = self.table[...][within + self.offset]
         return (x.astype(jnp.float32) + rows).astype(x.dtype)
 
     def representable(self, positions):
@@ -66,13 +75,15 @@ class LearnedAbsolute(PositionalEncoding):
         return within & (positions == positions // 1)
 
     def extended(self, policy: str, length: int, /, **options: Any) -> LearnedAbsolute:
-        """Give a table of ``length`` rows made from the trained one.
+        """Give a table for ``length`` positions made from the trained one.
+
+        Reserved rows stay as they are, in front.
 
         Args:
             policy: ``clamp`` repeats the last row; ``wrap`` starts again at row 0;
                 ``interpolate`` stretches the whole table linearly over the new length;
                 ``fresh`` appends new random rows, drawn as at initialisation.
-            length: rows of the new table; a length that the table has is given back as it is.
+            length: of the new table; a length that the table has is given back as it is.
             **options: ``seed`` for ``fresh`` (default 0).
 
         Raises:
@@ -88,7 +99,8 @@ class LearnedAbsolute(PositionalEncoding):
             raise EncodingError(
                 f"extension policy fresh takes a whole number as seed, not {seed!r}"
             )
-        table, rows = self.table[...], self.table.shape[0]
+        reserved, table = self.table[: self.offset], self.table[self.offset :]
+        rows = table.shape[0]
         if length <= rows:
             return self
         wanted = jnp.arange(length)
@@ -106,8 +118,9 @@ class LearnedAbsolute(PositionalEncoding):
             key = jax.random.key(seed)
             new = self.init_std * jax.random.normal(key, (length - rows, table.shape[1]))
             longer = jnp.concatenate([table, new])
-        grown = type(self)(self.dims, nnx.Rngs(0), max_position=length, init_std=self.init_std)
-        grown.table[...] = longer
+        options = {"max_position": length, "init_std": self.init_std, "offset": self.offset}
+        grown = type(self)(self.dims, nnx.Rngs(0), **options)
+        grown.table[...] = jnp.concatenate([reserved, longer])
         return grown
 
 
@@ -118,7 +131,8 @@ class Sinusoidal(PositionalEncoding):
 
     Vaswani et al. multiply the token embedding by ``sqrt(M)`` before the sum. Here models differ in
     nothing but the encoding, so the token embedding stays and the sinusoid is divided by
-    ``sqrt(M)`` instead: for one token embedding the same sum, up to that factor.
+    ``sqrt(M)`` instead: for one token embedding the same sum, up to that factor. The paper's own
+    sum is ``scale=1`` with ``embedding_scale`` the square root of M.
 
     Args:
         dims: of the model.
@@ -126,6 +140,9 @@ class Sinusoidal(PositionalEncoding):
         theta: the base of the frequencies.
         layout: ``interleaved`` as in the paper, or ``concatenated`` (all sines, then all cosines).
         scale: amplitude; ``M ** -0.5`` unless told otherwise.
+        spacing: ``vaswani``, or ``tensor2tensor`` as in that library and in fairseq:
+            ``w_m = theta^(-m/(M/2 - 1))``, so that the longest wavelength is ``2 pi theta``.
+        embedding_scale: what the token embedding is multiplied by.
     """
 
     name = "sinusoidal"
@@ -145,6 +162,8 @@ class Sinusoidal(PositionalEncoding):
         theta: float = 10_000.0,
         layout: str = "interleaved",
         scale: float | None = None,
+        spacing: str = "vaswani",
+        embedding_scale: float = 1.0,
     ):
         super().__init__(dims, rngs)
         if dims.width % 2:
@@ -153,18 +172,31 @@ class Sinusoidal(PositionalEncoding):
             raise EncodingError(f"sinusoidal has no layout {layout!r}: interleaved, concatenated")
         if theta <= 0:
             raise EncodingError(f"sinusoidal needs theta > 0, and got {theta}")
+        if spacing not in ("vaswani", "tensor2tensor"):
+            raise EncodingError(f"sinusoidal has no spacing {spacing!r}: vaswani, tensor2tensor")
+        if embedding_scale <= 0:
+            raise EncodingError(
+                f"sinusoidal(embedding_scale={embedding_scale}): it must be above 0"
+            )
         self.theta = theta
         self.layout = layout
+        self.spacing = spacing
+        self.embedding_scale = embedding_scale
         self.scale = dims.width**-0.5 if scale is None else scale
 
     def embed(self, x, positions, streams):
         """Add the sinusoid of each position, computed in float32 and cast once."""
         # Built by NumPy in float64 and rounded once: constants, so no rounding of a power remains.
-        inv_freq = self.theta ** (-2 * np.arange(self.dims.width // 2) / self.dims.width)
+        half = self.dims.width // 2
+        steps = self.dims.width if self.spacing == "vaswani" else 2 * max(half - 1, 1)
+        inv_freq = self.theta ** (-2 * np.arange(half) / steps)
         angles = positions.astype(jnp.float32)[..., None] * inv_freq.astype(np.float32)
         sines, cosines = jnp.sin(angles), jnp.cos(angles)
         if self.layout == "interleaved":
             waves = jnp.stack([sines, cosines], axis=-1).reshape(*positions.shape, -1)
         else:
             waves = jnp.concatenate([sines, cosines], axis=-1)
-        return (x.astype(jnp.float32) + self.scale * waves).astype(x.dtype)
+        tokens = x.astype(jnp.float32)
+        if self.embedding_scale != 1:
+            tokens = self.embedding_scale * tokens
+        return (tokens + self.scale * waves).astype(x.dtype)

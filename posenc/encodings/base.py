@@ -86,25 +86,34 @@ class PositionalEncoding(nnx.Module):
             positions.
         reach: a query sees the keys at most this many slots back; None is all of them.
         sinks: beyond ``reach``, the first so many real slots of the query's own segment.
+        between: a logit depends on every slot between its key and its query, so that there may be
+            no sinks beside it.
+        sparse: a key that is seen may have no weight at all.
         bidirectional: has a form without the causal mask.
         per_layer: each layer has parameters of its own (otherwise all layers share them).
         decayed: names of the parameters that weight decay applies to.
+        example: a spec to show it by, where its name alone is none.
+        modifier: changes attention without telling where a token stands.
         extensions: names of the policies by which ``extended`` can pass ``max_position``.
         reference: a BibTeX entry.
     """
 
     name: ClassVar[str] = "encoding"
-    pointwise: ClassVar[bool] = True
-    bidirectional: ClassVar[bool] = True
+    example: ClassVar[str] = ""
+    modifier: ClassVar[bool] = False
     decayed: ClassVar[tuple[str, ...]] = ()
-    extensions: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str] = ""
 
+    pointwise: bool = True
+    bidirectional: bool = True
+    extensions: tuple[str, ...] = ()
     per_layer: bool = False
     shift_invariant: Literal["exact", "rounding", "no"] = "no"
     max_position: int | None = None
     reach: int | None = None
     sinks: int = 0
+    between: bool = False
+    sparse: bool = False
 
     def __init__(self, dims: Dimensions, rngs: nnx.Rngs):
         self.dims = dims

@@ -6,14 +6,31 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from posenc.encodings.base import EncodingError
+from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding
 
 
 class SpecError(EncodingError):
     """A spec that cannot be read, or that names something that does not exist."""
+
+
+class Recipe:
+    """An encoding named in an option, to be made when its dimensions are known.
+
+    Args:
+        name: as written.
+        make: makes it for given dimensions.
+    """
+
+    def __init__(self, name: str, make: Callable[[Dimensions], PositionalEncoding]):
+        self.name = name
+        self.make = make
+
+    def __call__(self, dims: Dimensions) -> PositionalEncoding:
+        """Make it."""
+        return self.make(dims)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -41,6 +58,8 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(fits(v, typing.get_args(hint)[0]) for v in value)
     return isinstance(value, hint) if isinstance(hint, type) else True
 
 

@@ -30,12 +30,31 @@ from posenc.encodings.base import (
     Streams,
     Sum,
 )
-from posenc.encodings.bias import ALiBi
+from posenc.encodings.bias import FIRE, T5, ALiBi, KerpleLog, KerplePower, Sandwich
+from posenc.encodings.contextual import DAPE, CoPE, Selective, StickBreaking
 from posenc.encodings.extension import POLICIES
+from posenc.encodings.forgetting import Cable, FoX
+from posenc.encodings.grape import GrapeA, GrapeAP
+from posenc.encodings.mixture import Heads
 from posenc.encodings.nope import NoPE
-from posenc.encodings.options import SpecError, checked, fits, nearest, options_of
-from posenc.encodings.rotary import PRoPE, RoPE, XPos
+from posenc.encodings.options import Recipe, SpecError, checked, fits, nearest, options_of
+from posenc.encodings.path import PaTH
+from posenc.encodings.polar import PoPE
+from posenc.encodings.relative import Shaw, TransformerXL
+from posenc.encodings.rotary import FoPE, HoPE, PRoPE, RoPE, XPos
+from posenc.encodings.sampling import LAYER_POSITIONS, SAMPLERS, Sampler
 from posenc.encodings.scaling import SCALINGS, Scaling
+from posenc.encodings.selective_rotary import SelectiveRoPE
+from posenc.encodings.temperature import (
+    ASEntmax,
+    LogN,
+    ScaleInvariant,
+    Sink,
+    SSMax,
+    Temperature,
+)
+from posenc.encodings.tokenwise import Abacus, Coupled, TokenStream
+from posenc.encodings.window import Window
 
 REGISTRY: dict[str, type[PositionalEncoding]] = {
     "wpe": LearnedAbsolute,
@@ -43,9 +62,45 @@ REGISTRY: dict[str, type[PositionalEncoding]] = {
     "rope": RoPE,
     "p_rope": PRoPE,
     "xpos": XPos,
+    "pope": PoPE,
+    "fope": FoPE,
+    "hope": HoPE,
     "alibi": ALiBi,
+    "t5": T5,
+    "kerple_log": KerpleLog,
+    "kerple_power": KerplePower,
+    "fire": FIRE,
+    "sandwich": Sandwich,
+    "scale_invariant": ScaleInvariant,
+    "shaw": Shaw,
+    "transformer_xl": TransformerXL,
+    "grape_a": GrapeA,
+    "grape_ap": GrapeAP,
+    "path": PaTH,
+    "selective_rope": SelectiveRoPE,
+    "cope": CoPE,
+    "dape": DAPE,
+    "fox": FoX,
+    "cable": Cable,
+    "stick_breaking": StickBreaking,
+    "selective": Selective,
+    "window": Window,
     "nope": NoPE,
+    "abacus": Abacus,
+    "coupled": Coupled,
+    "heads": Heads,
+    "logn": LogN,
+    "ssmax": SSMax,
+    "asentmax": ASEntmax,
+    "temperature": Temperature,
+    "sink": Sink,
 }
+
+
+def examples() -> dict[str, str]:
+    """Give a spec of every registered encoding: its name, with what it cannot be without."""
+    return {name: cls.example or name for name, cls in REGISTRY.items()}
+
 
 MAX_NESTING = 16
 MAX_LAYERS = 1024
@@ -258,7 +313,7 @@ def canonical_part(part: Part) -> Part:
 
     ``theta=10000.0`` and ``theta=10000`` are one where a float is meant.
     """
-    known: dict[str, Any] = {**SCALINGS, **REGISTRY}
+    known: dict[str, Any] = {**SCALINGS, **SAMPLERS, **REGISTRY}
     hints = typing.get_type_hints(known[part.name].__init__) if part.name in known else {}
     options = []
     for key, value in part.options:
@@ -334,10 +389,25 @@ def make_scaling(part: Part | str) -> Scaling:
     return cls(**checked(cls, part.name, dict(part.options)))
 
 
+def make_sampler(text: str) -> Sampler:
+    """Make a sampler of positions from how ``--positions`` names it."""
+    part = parse_part(text)
+    if part.name not in SAMPLERS:
+        raise SpecError(
+            f"unknown way to give positions {part.name!r}: {nearest(part.name, SAMPLERS)}"
+        )
+    cls = SAMPLERS[part.name]
+    return cls(**checked(cls, part.name, dict(part.options)))
+
+
 def _made(value: Any, hint: Any, dims: Dimensions, rngs: nnx.Rngs, allow_plugins: bool) -> Any:
     """Make the parts among an option's values."""
     if isinstance(value, tuple):
-        return tuple(_made(item, Any, dims, rngs, allow_plugins) for item in value)
+        inner = (*typing.get_args(hint), Any)[0]
+        return tuple(_made(item, inner, dims, rngs, allow_plugins) for item in value)
+    if isinstance(value, Part) and hint is Recipe:
+        find_class(value.name, allow_plugins=allow_plugins)
+        return Recipe(str(value), lambda own: make(value, own, rngs, allow_plugins=allow_plugins))
     if isinstance(value, Part | str) and Scaling in typing.get_args(hint):
         return make_scaling(value)
     if isinstance(value, Part):
@@ -380,6 +450,18 @@ class Encodings(nnx.Module):
                 else:
                     indices.append(shared[str(part)])
             used.append(tuple(indices))
+        self.dims = dims
+        self.parts = nnx.List(parts)
+        self.used = tuple(used)
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        """Raise ``SpecError`` for parts that cannot be added."""
+        parts = self.parts
+        read = [part.name for part in parts if isinstance(part, TokenStream)]
+        if len(set(read)) < len(read):
+            raise SpecError(f"{max(read, key=read.count)} twice: its stream is one for a model")
+        for indices in dict.fromkeys(self.used):
             for hook in ("scores", "weights", "mix"):
                 rivals = [parts[i].name for i in indices if parts[i].replaces(hook)]
                 if len(rivals) > 1:
@@ -387,8 +469,14 @@ class Encodings(nnx.Module):
                         f"{' and '.join(rivals)} cannot be added in one layer: "
                         f"each has {hook} of its own"
                     )
-        self.parts = nnx.List(parts)
-        self.used = tuple(used)
+            reading = [parts[i].name for i in indices if parts[i].between]
+            sinking = [parts[i].name for i in indices if parts[i].sinks]
+            if reading and sinking:
+                raise SpecError(
+                    f"{reading[0]} reads every slot between a key and its query, and "
+                    f"{sinking[0]} leaves out those between sinks and window: use a window "
+                    "without sinks"
+                )
 
     def at(self, layer: int) -> PositionalEncoding:
         """Give the encoding of one layer."""
@@ -410,19 +498,33 @@ class Encodings(nnx.Module):
         chosen = tuple(prepared[index] for index in self.used[layer])
         return chosen[0] if len(chosen) == 1 else chosen
 
+    def prepare_at(self, positions: jax.Array, streams: Streams, layer: int) -> Any:
+        """Prepare a layer that has positions of its own."""
+        return self.at(layer).prepare(positions, streams)
+
     def embed(self, x: jax.Array, positions: jax.Array, streams: Streams) -> jax.Array:
         """Let every distinct part act on the token embeddings, in order."""
         for part in self.parts:
             x = part.embed(x, positions, streams)
         return x
 
-    def representable(self, positions: Any) -> Any:
-        """Say which positions every part can represent; None when all can, known beforehand."""
+    @staticmethod
+    def _read(part: PositionalEncoding, positions: Any, streams: Any) -> list[Any]:
+        """Give what a part is asked about: its own stream, or positions, each layer's too."""
+        if isinstance(part, TokenStream):
+            return [streams[part.stream]] if part.stream in streams else []
+        own = streams.get(LAYER_POSITIONS)
+        layers = [] if own is None else [own[..., layer] for layer in range(own.shape[-1])]
+        return [positions, *layers]
+
+    def representable(self, positions: Any, streams: Any = None) -> Any:
+        """Say which tokens every part can represent; None when all can, known beforehand."""
         every = None
         for part in self.parts:
-            own = part.representable(positions)
-            if own is not None:
-                every = own if every is None else every & own
+            for places in self._read(part, positions, streams or {}):
+                own = part.representable(places)
+                if own is not None:
+                    every = own if every is None else every & own
         return every
 
     def check_bidirectional(self) -> None:
@@ -434,16 +536,20 @@ class Encodings(nnx.Module):
                     "choose another encoding"
                 )
 
-    def check_positions(self, positions: Any) -> None:
+    def check_positions(self, positions: Any, streams: Any = None) -> None:
         """Raise ``PositionOutOfRange`` for a position that some part cannot represent."""
         for part in self.parts:
-            part.check_positions(positions)
+            for places in self._read(part, positions, streams or {}):
+                part.check_positions(places)
 
     def extends(self, policy: str, length: int) -> list[int]:
         """Give the indices of the parts that a policy would change for ``length`` positions.
 
         None where a part ends before ``length`` and has no such policy.
         """
+        if policy in self._WHOLE:
+            ends = self.max_position is not None and self.max_position < length
+            return [] if policy == "window" and ends else list(range(len(self.parts)))
         chosen = []
         for index, part in enumerate(self.parts):
             ends = part.max_position is not None and part.max_position < length
@@ -475,15 +581,43 @@ class Encodings(nnx.Module):
         for part in self.parts:
             if part.max_position is not None and part.max_position < length and not chosen:
                 part.extended(policy.name, length, **dict(policy.options))  # raises
-        if not chosen and POLICIES.get(policy.name) != "table":
+        needs = POLICIES[policy.name].needs if policy.name in POLICIES else "part"
+        if not chosen and needs != "table":
             raise EncodingError(
-                f"extension policy {policy.name} needs a {POLICIES.get(policy.name, 'part')} to "
-                f"act on, and {', '.join(dict.fromkeys(p.name for p in self.parts))} has none"
+                f"extension policy {policy.name} needs a {needs} to act on, and "
+                f"{', '.join(dict.fromkeys(p.name for p in self.parts))} has none"
             )
-        for index in chosen:
-            part = self.parts[index]
-            self.parts[index] = part.extended(policy.name, length, **dict(policy.options))
+        if policy.name in self._WHOLE:
+            getattr(self, f"_{policy.name}")(dict(policy.options))
+        else:
+            for index in chosen:
+                part = self.parts[index]
+                self.parts[index] = part.extended(policy.name, length, **dict(policy.options))
+        self._check_layers()
         return [self.parts[index].name for index in chosen]
+
+    # Policies that act on all parts and layers alike, whatever they are.
+    _WHOLE = ("window", "drop")
+
+    def _window(self, options: dict[str, Any]) -> None:
+        """Let every layer see a window only, and sinks."""
+        part = Window(self.dims, nnx.Rngs(0), **checked(Window, "window", options))
+        self.parts.append(part)
+        self.used = tuple((*indices, len(self.parts) - 1) for indices in self.used)
+
+    def _drop(self, options: dict[str, Any]) -> None:
+        """Remove the encodings from all layers; what tells nothing of position stays.
+
+        Gelberg et al., 2025. Its softmax scale is an option: ``drop(factor=4, slope=0.412)``.
+        """
+        for index, part in enumerate(self.parts):
+            if not part.modifier:
+                self.parts[index] = NoPE(self.dims, nnx.Rngs(0))
+        if options:
+            options = {"slope": 0.1, "power": 1.0, **options}
+            scale = Temperature(self.dims, nnx.Rngs(0), **checked(Temperature, "drop", options))
+            self.parts.append(scale)
+            self.used = tuple((*indices, len(self.parts) - 1) for indices in self.used)
 
     def policies(self) -> set[str]:
         """Give the names of all policies, those of plug-ins among the parts included."""

@@ -6,7 +6,8 @@ are rotated and F their pairs.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from posenc.encodings.base import (
     scaled_product,
 )
 from posenc.encodings.options import checked
+from posenc.encodings.remapping import REMAPS, Remap
 from posenc.encodings.scaling import SCALINGS, Scaling, spectrum
 
 PAIRINGS = ("half", "interleaved")
@@ -65,6 +67,18 @@ def rotate(
     return turned if not rest.shape[-1] else jnp.concatenate([turned, rest], axis=-1)
 
 
+def from_first_row(side: Side, rows: Side) -> Float[Array, "B n"]:
+    """Give every token's position counted from the lowest that its segment has among some rows.
+
+    Subtracted exactly and then cast to float32; 0 for a segment that none of the rows is of.
+    """
+    # Rows of other segments do not count: their positions may lie anywhere.
+    same = side.segments[:, :, None] == rows.segments[:, None, :]
+    apart = side.positions[:, :, None] - rows.positions[:, None, :]
+    furthest = jnp.max(jnp.where(same, apart.astype(jnp.float32), -jnp.inf), -1)
+    return jnp.where(jnp.isinf(furthest), 0.0, furthest)
+
+
 def row_by_row(score: Any, *sides: Any) -> Float[Array, "B H t S"]:
     """Give ``score(*row)`` of one row of the sides after another, which takes longer."""
 
@@ -93,7 +107,8 @@ class Rotary(PositionalEncoding):
     """
 
     shift_invariant: Literal["exact", "rounding", "no"] = "rounding"
-    extensions = tuple(SCALINGS)
+    extensions = (*SCALINGS, *REMAPS)
+    scales_by_query: ClassVar[bool] = True  # whether angles may depend on both query and key
 
     def __init__(
         self,
@@ -119,12 +134,18 @@ class Rotary(PositionalEncoding):
             raise EncodingError(f"{self.name} needs theta > 0, and got {theta}")
         self.theta = theta
         self.pairing = pairing
+        self.remap: Remap | None = None
         self._scale(scaling)
 
     def _scale(self, scaling: Scaling | None) -> None:
         self.scaling = scaling
         if scaling is None:
             return
+        if self._by_query and not self.scales_by_query:
+            raise EncodingError(
+                f"{self.name}({scaling.name}) by position has no definition here: "
+                "scale_from=total, or another scaling"
+            )
         self.original = scaling.original or self.dims.context_length
         self.frequencies()  # whatever cannot be made is refused here
         if scaling.dynamic:
@@ -133,8 +154,9 @@ class Rotary(PositionalEncoding):
     @property
     def _by_query(self) -> bool:
         """Whether a key's rotation depends on the query that looks at it."""
-        dynamic = self.scaling is not None and self.scaling.dynamic
-        return dynamic and self.scaling.scale_from == "position"  # type: ignore[union-attr]
+        scaling = self.scaling
+        dynamic = scaling is not None and scaling.dynamic and scaling.scale_from == "position"
+        return dynamic or self.remap is not None
 
     def replaces(self, hook: str) -> bool:
         """Say whether scores are its own: where keys turn as the query's position says."""
@@ -188,6 +210,8 @@ class Rotary(PositionalEncoding):
         """
         if not self._by_query:
             return super().scores(queries, keys, visible)
+        if self.remap is not None:
+            return self._remapped(queries, keys, self.remap)
         assert self.scaling is not None
         chunk = self.scaling.chunk
         length = (jnp.floor_divide(queries.positions, chunk).astype(jnp.int32) + 1) * chunk
@@ -215,23 +239,52 @@ class Rotary(PositionalEncoding):
         few = jnp.all(~real | (length == first) | (length == last))
         return jax.lax.cond(few, two_lengths, lambda: row_by_row(score, queries, length))
 
+    def _remapped(self, queries: Side, keys: Side, remap: Remap):
+        """Score near keys at their own distance, and the others at the remapped one."""
+        inv_freq, factor = self.frequencies()
+
+        def score(positions):
+            turned = []
+            for side, at in zip((queries, keys), positions, strict=True):
+                cos, sin = rope_angles(at, inv_freq, factor)
+                turned.append(
+                    rotate(side.rotated, cos[..., None, :], sin[..., None, :], self.pairing)
+                )
+            return scaled_product(turned[0], turned[1], self.dims.head_width)
+
+        both = queries.positions, keys.positions
+        origin = queries.positions[:, :1]
+        near = tuple(p - origin for p in both)
+        distance = jnp.maximum(both[0][:, None, :, None] - both[1][:, None, None, :], 0)
+        scores = jnp.where(distance < remap.window, score(near), score(remap.far(*both)))
+        if remap.logn:
+            place = jnp.maximum(queries.positions.astype(jnp.float32) + 1, 1)
+            longer = jnp.log(place) / np.float32(math.log(max(self.dims.context_length, 2)))
+            scores *= jnp.maximum(longer, 1.0)[:, None, :, None]
+        return scores
+
     def extended(self, policy: str, length: int, /, **options: Any) -> PositionalEncoding:
-        """Give this encoding with its frequencies rescaled.
+        """Give this encoding with its frequencies rescaled, or its far distances replaced.
 
         Raises:
             EncodingError: an unknown policy or option, or a scaling is at work already.
         """
-        if policy not in SCALINGS:
+        if policy not in self.extensions or policy not in (*SCALINGS, *REMAPS):
             return super().extended(policy, length, **options)
         if self.scaling is not None:
             raise EncodingError(
                 f"{self.name} is scaled by {self.scaling.name} already: {policy} on top of it has "
                 "no definition"
             )
-        cls = SCALINGS[policy]
-        scaled = nnx.clone(self)
-        scaled._scale(cls(**checked(cls, policy, options)))
-        return scaled
+        extended = nnx.clone(self)
+        if policy in SCALINGS:
+            extended._scale(SCALINGS[policy](**checked(SCALINGS[policy], policy, options)))
+            return extended
+        remap = REMAPS[policy](**checked(REMAPS[policy], policy, options))
+        extended.remap = remap
+        extended.reach, extended.sinks = remap.reach, remap.sinks
+        extended.shift_invariant = "no"
+        return extended
 
 
 def _partial(dims: Dimensions, partial: float, name: str) -> int:
@@ -254,6 +307,8 @@ class RoPE(Rotary):
         partial: the share of channels that are rotated, the first ones, with frequencies of their
             own number r (GPT-NeoX's ``rotary_pct``); the rest pass.
         scaling: a way to rescale the frequencies, such as ``yarn(factor=4)``.
+        learned: whether the frequencies are parameters, those of each head and layer its own,
+            which begin as RoPE's.
     """
 
     name = "rope"
@@ -274,9 +329,39 @@ class RoPE(Rotary):
         pairing: str = "half",
         partial: float = 1.0,
         scaling: Scaling | None = None,
+        learned: bool = False,
     ):
         rotated = _partial(dims, partial, self.name)
+        self.learned = self.per_layer = learned
+        if learned:
+            self.extensions = tuple(SCALINGS)
         super().__init__(dims, rngs, theta=theta, pairing=pairing, rotated=rotated, scaling=scaling)
+        if learned:
+            inv_freq = jnp.asarray(self.spectrum(), jnp.float32)
+            self.inv_freq = nnx.Param(jnp.tile(inv_freq, (dims.heads, 1)))
+
+    def _scale(self, scaling):
+        if scaling is not None and scaling.dynamic and self.learned:
+            raise EncodingError(
+                f"rope(learned=true) has no frequencies that {scaling.name} could make anew for "
+                "every length: take another scaling"
+            )
+        super()._scale(scaling)
+
+    def prepare(self, positions, streams):
+        """Give cosine and sine of every angle; nothing where each layer has its own."""
+        return None if self.learned else super().prepare(positions, streams)
+
+    def _rotate(self, side: Side):
+        if not self.learned:
+            return super()._rotate(side)
+        inv_freq, factor = self.inv_freq[...], 1.0
+        if self.scaling is not None:
+            ratios, factor = self.scaling.ratios(self.rotated, self.theta, self.original)
+            inv_freq = inv_freq * ratios.astype(np.float32)
+        positions = jnp.repeat(side.positions[..., None], self.dims.heads, axis=-1)
+        cos, sin = rope_angles(positions, inv_freq, factor)
+        return rotate(side.x, cos, sin, self.pairing)
 
 
 class PRoPE(Rotary):
@@ -347,6 +432,8 @@ class XPos(Rotary):
 
     name = "xpos"
     bidirectional = False
+    scales_by_query = False
+    extensions = tuple(SCALINGS)
     reference = """@inproceedings{sun2023length,
   title={A Length-Extrapolatable Transformer},
   author={Sun, Yutao and Dong, Li and Patra, Barun and Ma, Shuming and Huang, Shaohan and
@@ -371,11 +458,6 @@ class XPos(Rotary):
                 raise EncodingError(f"xpos({name}={value}): it must be above 0")
         self.gamma, self.scale_base = gamma, scale_base
         super().__init__(dims, rngs, theta=theta, pairing=pairing, scaling=scaling)
-        if self._by_query:
-            raise EncodingError(
-                f"xpos({self.scaling.name}) by position has no definition here: "  # type: ignore[union-attr]
-                "scale_from=total, or another scaling"
-            )
 
     def replaces(self, hook: str) -> bool:
         """Say that scores are its own."""
@@ -387,26 +469,170 @@ class XPos(Rotary):
         zeta = (np.arange(pairs) / pairs + self.gamma) / (1 + self.gamma)
         rates = (np.log(zeta) / self.scale_base).astype(np.float32)
 
-        def origin(some: Side, side: Side):
-            """Give the distance from a token's position to the first of its segment's rows."""
-            # Rows of other segments do not count: their positions may lie anywhere.
-            same = side.segments[:, :, None] == some.segments[:, None, :]
-            apart = some.positions[:, None, :] - side.positions[:, :, None]
-            first = jnp.min(jnp.where(same, apart.astype(jnp.float32), jnp.inf), -1, keepdims=True)
-            return jnp.where(jnp.isinf(first), 0.0, first)  # of a segment that no row is of
-
         def score(some: Side):
             turned = []
-            for side, sign in ((some, -1), (keys, 1)):
+            for side, sign in ((some, 1), (keys, -1)):
                 # A key so far back that it would underflow has decayed to nothing.
-                decay = jnp.exp(jnp.minimum(sign * origin(some, side) * rates, RANGE))
+                since = from_first_row(side, some)[..., None]
+                decay = jnp.exp(jnp.minimum(sign * since * rates, RANGE))
                 halves = self.pairing == "half"
                 decay = jnp.concatenate([decay] * 2, -1) if halves else jnp.repeat(decay, 2, -1)
                 turned.append(side.rotated.astype(jnp.float32) * decay[:, :, None, :])
             return scaled_product(turned[0], turned[1], self.dims.head_width)
 
         # Where positions jump by tens of thousands within a block, each row is an origin.
-        span = jnp.max(-origin(queries, queries)) * np.max(-rates)
+        span = jnp.max(from_first_row(queries, queries)) * np.max(-rates)
         return jax.lax.cond(
             span < RANGE, lambda: score(queries), lambda: row_by_row(score, queries)
         )
+
+
+def _length(length: int | None, dims: Dimensions, name: str) -> int:
+    if length is not None and length < 1:
+        raise EncodingError(f"{name}(length={length}): it must be at least 1")
+    return dims.context_length if length is None else length
+
+
+class HoPE(Rotary):
+    """RoPE without the frequencies too low for one turn in training (Chen et al., 2025).
+
+    Channel pairs whose frequency is below ``2 pi / length`` do not turn: they carry no position.
+    The cut is that of reimplementations; it was not held against the paper's own text, by which
+    more may be dropped.
+
+    Args:
+        dims: of the model; the head width must be even.
+        rngs: unused.
+        theta: the base of the frequencies.
+        pairing: which channels make a pair, ``half`` or ``interleaved``.
+        length: within which a frequency has to turn once; the length that the model is built for
+            unless told otherwise.
+        scaling: a way to rescale the frequencies that are kept.
+    """
+
+    name = "hope"
+    reference = """@inproceedings{chen2025hope,
+  title={{HoPE}: A Novel Positional Encoding Without Long-Term Decay for Enhanced Context Awareness
+         and Extrapolation},
+  author={Chen, Yuhan and Lv, Ang and Luan, Jian and Wang, Bin and Liu, Wei},
+  booktitle={Annual Meeting of the Association for Computational Linguistics},
+  year={2025}
+}"""
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        rngs: nnx.Rngs,
+        *,
+        theta: float = 10_000.0,
+        pairing: str = "half",
+        length: int | None = None,
+        scaling: Scaling | None = None,
+    ):
+        self.length = _length(length, dims, self.name)
+        super().__init__(dims, rngs, theta=theta, pairing=pairing, scaling=scaling)
+
+    def spectrum(self):
+        """Give RoPE's frequencies, those that do not turn once replaced by 0."""
+        every = super().spectrum()
+        return np.where(every < 2 * math.pi / self.length, 0.0, every)
+
+
+class Constant(nnx.Variable):
+    """Drawn when a model is made, and never trained: the seed makes it again."""
+
+
+class FoPE(HoPE):
+    """RoPE with a mixture of frequencies in each channel (Hua et al., 2025, eq. 11 to 13).
+
+    The K frequencies of at least ``2 pi / length`` are kept, and every head of every layer has two
+    fixed random matrices, one for cosines and one for sines: ``cos(p w) C`` and ``sin(p w) S``
+    stand for the cosine and sine of the first n channel pairs, ``C`` and ``S`` being the identity
+    and noise. The other pairs do not turn. The mixtures are no rotations, so that a score depends
+    on more than the difference of two positions.
+
+    The paper's noise is ``N(0, gain)``; this is the released code's, Xavier-normal as torch draws
+    it for all heads at once, with deviation ``gain sqrt(2 / (n (K + H)))``. That code has n no more
+    than a quarter of the head width, which is K at the paper's length of 512. Where n is less, a
+    pair's own frequency is every ``ceil(K/n)``-th, and pairs for which none is left have noise
+    alone.
+
+    Args:
+        dims: of the model; the head width must be even.
+        rngs: where the mixtures come from.
+        theta: the base of the frequencies.
+        pairing: which channels make a pair, ``half`` or ``interleaved``.
+        length: as in HoPE.
+        gain: of the noise: 0.3, 0.4 and 0.6 for the paper's 60M, 180M and 1.2B parameters.
+        mixed: n; K unless told otherwise.
+        zero_freq_sin: the sine of the pairs that do not turn. The released code has 1, by which
+            they weigh twice as much in a score as with 0.
+        scaling: a way to rescale the frequencies that are kept.
+    """
+
+    name = "fope"
+    scales_by_query = False
+    extensions = tuple(SCALINGS)
+    per_layer = True
+    reference = """@inproceedings{hua2025fourier,
+  title={Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length
+         Generalization},
+  author={Hua, Ermo and Jiang, Che and Lv, Xingtai and Zhang, Kaiyan and Sun, Youbang and
+          Fan, Yuchen and Zhu, Xuekai and Qi, Biqing and Ding, Ning and Zhou, Bowen},
+  booktitle={International Conference on Machine Learning},
+  year={2025}
+}"""
+
+    def __init__(
+        self,
+        dims: Dimensions,
+        rngs: nnx.Rngs,
+        *,
+        theta: float = 10_000.0,
+        pairing: str = "half",
+        length: int | None = None,
+        gain: float = 0.3,
+        mixed: int | None = None,
+        zero_freq_sin: float = 0.0,
+        scaling: Scaling | None = None,
+    ):
+        super().__init__(dims, rngs, theta=theta, pairing=pairing, length=length, scaling=scaling)
+        self.kept = int(np.count_nonzero(self.spectrum()))
+        self.mixed = self.kept if mixed is None else mixed
+        if not 0 <= self.mixed <= self.kept:
+            raise EncodingError(
+                f"fope(mixed={mixed}): of the {self.kept} frequencies that turn once within "
+                f"{self.length} positions, at least 0 and at most all can be mixed"
+            )
+        if gain < 0:
+            raise EncodingError(f"fope(gain={gain}): it must be at least 0")
+        self.zero_freq_sin = zero_freq_sin
+        if gain:
+            self.shift_invariant = "no"
+        shape = (dims.heads, self.kept, self.mixed)
+        own = np.zeros(shape[1:], np.float32)
+        places = np.arange(self.mixed) * -(-self.kept // max(self.mixed, 1))
+        within = places < self.kept
+        own[places[within], np.flatnonzero(within)] = 1
+        deviation = gain * math.sqrt(2 / max(self.mixed * (self.kept + dims.heads), 1))
+
+        def mixture() -> Constant:
+            return Constant(own + deviation * jax.random.normal(rngs.params(), shape))
+
+        self.cos_mix, self.sin_mix = mixture(), mixture()
+
+    def _rotate(self, side: Side):
+        _, factor = self.frequencies()
+        turned = []
+        for waves, mix, rest in zip(
+            side.prepared, (self.cos_mix, self.sin_mix), (1.0, self.zero_freq_sin), strict=True
+        ):
+            mixed = jnp.einsum(
+                "bnk,hkf->bnhf",
+                waves[:, :, 0, : self.kept],
+                mix[...],
+                precision=jax.lax.Precision.HIGHEST,
+            )
+            pad = ((0, 0), (0, 0), (0, 0), (0, self.rotated // 2 - self.mixed))
+            turned.append(jnp.pad(mixed, pad, constant_values=factor * rest))
+        return rotate(side.x, turned[0], turned[1], self.pairing)
