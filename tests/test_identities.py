@@ -423,3 +423,136 @@ def test_a_window_of_all_slots_is_none():
         some = computed("rope+window(size=5, sinks=7)", positions)
         np.testing.assert_array_equal(some[:, -1], wanted[:, -1])
         assert np.isneginf(some[:, -1]).sum() == 0
+
+
+# Biases from content.
+
+
+@pytest.mark.parametrize("where", ["ordinary", "far"])
+@pytest.mark.parametrize("heads", [4, 8])
+def test_fixed_gates_that_span_one_over_alibis_slopes_are_alibi(heads, where):
+    # 2^-2, 2^-4, 2^-6 and 2^-8, or all of 2^-1 to 2^-8; distances count tokens.
+    spec = f"fox(gate=fixed, longest=256, shortest={256 ** (1 / heads):g})"
+    got, wanted = (computed(s, POSITIONS[where], heads=heads) for s in (spec, "alibi"))
+    np.testing.assert_array_equal(got, wanted)
+
+
+def test_learned_gates_start_as_the_fixed_ones():
+    got, wanted = (
+        computed(f"fox(gate={gate}, longest=99)", POSITIONS["ordinary"])
+        for gate in ("bias", "fixed")
+    )
+    np.testing.assert_allclose(got, wanted, atol=64 * EPS)
+
+
+def test_cable_is_fox_of_the_opposite_gate():
+    positions = POSITIONS["ordinary"]
+    random = np.random.default_rng(0)
+    kernel, bias = random.standard_normal((32, 4)), random.standard_normal(4)
+    gate = {"gate.kernel": kernel.astype(np.float32), "gate.bias": bias.astype(np.float32)}
+    opposite = {name: -value for name, value in gate.items()}
+    np.testing.assert_array_equal(
+        computed("cable", positions, **gate), computed("fox", positions, **opposite)
+    )
+
+
+@pytest.mark.parametrize("where", POSITIONS)
+@pytest.mark.parametrize(("variant", "gates"), [("qk", 2), ("q", 1), ("k", 1)])
+def test_slopes_with_gates_of_nothing_are_alibi(variant, gates, where):
+    nothing = np.zeros((4, 8), np.float32)
+    open_ = {name: nothing for name in ("v", "u") if {"v": "q", "u": "k"}[name] in variant}
+    omega = np.full(4, np.log(np.expm1(1 / (gates * np.log(2)))), np.float32)
+    got = computed(f"grape_a(variant={variant})", POSITIONS[where], omega=omega, **open_)
+    wanted = computed("alibi", POSITIONS[where])
+    np.testing.assert_allclose(got, wanted, rtol=16 * EPS, atol=64 * EPS)
+
+
+def test_a_path_of_probes_of_nothing_is_a_gate_of_one_half():
+    kernel = np.zeros((32, 32), np.float32)
+    positions = POSITIONS["jumping"]
+    got = computed("grape_ap", positions, **{"project.kernel": kernel}, alpha=np.ones(4, "f4"))
+    zero = {"gate.kernel": np.zeros((32, 4), np.float32)}
+    np.testing.assert_allclose(got, computed("fox", positions, **zero), atol=64 * EPS)
+
+
+def test_counts_of_open_gates_are_clipped_relative_positions():
+    # Scores above 20, so that each gate is 1; the query itself counts.
+    q = 1 + np.abs(np.random.default_rng(0).standard_normal((LENGTH, 4, 8)).astype(np.float32))
+    sides = {"q": q, "k": np.full_like(q, 8.0), "v": q, "x": np.zeros((LENGTH, 32), np.float32)}
+    table = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
+    after = np.zeros((4, 8), np.float32)  # keys after the query are out of sight
+    rows = {
+        "cope(positions=6)": {"table": table},
+        "shaw(clip=4)": {"key_table": np.concatenate([table.T[:0:-1], after])},
+    }
+    positions = jnp.asarray(POSITIONS["ordinary"])
+    got, wanted = (
+        np.asarray(
+            layer(spec).run(
+                {**sides, **{f"parts.0.{n}": jnp.asarray(p) for n, p in own.items()}}, positions
+            )
+        )
+        for spec, own in rows.items()
+    )
+    seen = np.tri(LENGTH, dtype=bool)
+    np.testing.assert_allclose(got[:, seen], wanted[:, seen], rtol=16 * EPS)
+
+
+def test_sticks_break_into_one_at_the_most_and_the_first_token_breaks_none():
+    positions = POSITIONS["ordinary"]
+    scores = computed("nope", positions).astype(np.float64)
+    for option, own in (("", -1), ("(attend_current=true)", 0)):
+        weights = computed(f"stick_breaking{option}", positions, gives="weights")
+        assert (weights >= 0).all()
+        kept = np.where(np.tri(LENGTH, k=own) > 0, 1 / (1 + np.exp(scores)), 1.0).prod(axis=-1)
+        np.testing.assert_allclose(weights.sum(axis=-1), 1 - kept, atol=16 * EPS)
+        assert weights[:, 0].any() == (own == 0)
+
+
+def test_selection_of_nothing_changes_nothing():
+    positions = POSITIONS["ordinary"]
+    made, plain = layer("selective"), layer("nope")
+    random = np.random.default_rng(0)
+    sides = {s: np.abs(random.standard_normal((LENGTH, 4, 8)).astype(np.float32)) for s in "qkv"}
+    sides["q"][:, 0] *= -1  # the first head has no score above 0
+    sides["x"] = np.zeros((LENGTH, 32), np.float32)
+    np.testing.assert_array_equal(made.run(sides, positions), plain.run(sides, positions))
+    sides["q"][:, 0] *= -1
+    assert np.any(made.run(sides, positions) != plain.run(sides, positions))
+
+
+def test_adaptation_by_nothing_is_the_base_and_stands_inside_or_beside_it():
+    positions = POSITIONS["jumping"]
+    nothing = {"out.kernel": np.zeros((32, 4), np.float32), "out.bias": np.zeros(4, np.float32)}
+    np.testing.assert_array_equal(
+        computed("dape(base=alibi)", positions, **nothing), computed("alibi", positions)
+    )
+    np.testing.assert_allclose(
+        computed("dape(base=alibi, residual=false)", positions, **nothing),
+        computed("nope", positions),
+    )
+    inside, beside = layer("dape(base=alibi)"), layer("alibi+dape")
+    values = inside.variables
+    moved = {name.replace("parts.0.", "parts.1."): value for name, value in values.items()}
+    np.testing.assert_array_equal(inside.run(values, positions), beside.run(moved, positions))
+
+
+def test_convolutions_of_their_middle_taps_are_the_first_version():
+    positions = POSITIONS["ordinary"]
+    values = layer("dape(base=alibi)").variables
+    wide = dict(values)
+    for name in ("parts.0.hidden.kernel", "parts.0.out.kernel"):
+        wide[name] = np.stack(
+            [np.zeros_like(values[name]), values[name], np.zeros_like(values[name])]
+        )
+    one = layer("dape(base=alibi)").run(values, positions)
+    two = layer("dape(base=alibi, version=2)").run(wide, positions)
+    seen = np.tri(LENGTH, dtype=bool)
+    np.testing.assert_allclose(np.asarray(two)[:, seen], np.asarray(one)[:, seen], atol=256 * EPS)
+
+
+def test_a_path_without_strength_transports_nothing():
+    shut = {"beta.kernel": np.zeros((32, 4), np.float32), "beta.bias": np.full(4, -200, "f4")}
+    positions = POSITIONS["ordinary"]
+    got, wanted = computed("path", positions, **shut), computed("nope", positions)
+    np.testing.assert_allclose(got, wanted, atol=64 * EPS)

@@ -32,15 +32,28 @@ def by_head(values: Float[Array, " H"]) -> Float[Array, "1 H 1 1"]:
     return values[None, :, None, None]
 
 
+@jax.custom_vjp
 def look_up(table: Float[Array, "n K"], index: Int[Array, "#B t S"]) -> Float[Array, "#B K t S"]:
     """Give the rows of a table that ``index`` names.
 
-    Every query row reads a copy of its own, so that the gradient, which adds up as many numbers a
-    table row as there are pairs, is not one long queue for a few places in memory.
+    Every query row has a copy of its own, to read and to add gradients up in: those of all pairs in
+    one table would be one long queue for a few places in memory.
     """
     size = index.shape[1]
     copies = jnp.broadcast_to(table, (size, *table.shape))
     return jnp.moveaxis(copies[jnp.arange(size)[:, None], index], -1, 1)
+
+
+def _look_up_gradient(inputs: tuple[Array, Array], gradient: Array) -> tuple[Array, None]:
+    table, index = inputs
+    size = index.shape[1]
+    copies = jnp.zeros((size, *table.shape), jnp.float32)
+    added = copies.at[jnp.arange(size)[:, None], index].add(jnp.moveaxis(gradient, 1, -1))
+    return jnp.sum(added, axis=0), None
+
+
+# Written out: what is derived from the above by itself takes longer.
+look_up.defvjp(lambda *inputs: (look_up(*inputs), inputs), _look_up_gradient)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -212,7 +225,7 @@ def _sums_by_head(*terms: Float[Array, "B H t S"]) -> list[Float[Array, " H"]]:
     return list(jax.lax.reduce(terms, noughts, add, (0, 2, 3)))
 
 
-# Gradients are written out for that one pass; by themselves they take two, at twice the time.
+# Gradients are written out for that one pass; those derived by themselves take two, twice as long.
 
 
 @jax.custom_vjp

@@ -50,11 +50,18 @@ def sums_between(
 ) -> Float[Array, "B H t S"]:
     """Give ``sum_{l=j+1..i} steps_l``, over slots, for row i and key j of one segment, j before i.
 
-    It is a difference of two sums that start at the block's first row and run both ways.
+    It is a difference of two sums from the block's first row on. What neighbours differ by would
+    be rounded as the sums are; so whole 256ths, whose sums are exact up to 65,536, are summed apart
+    from the rest, which is small.
     """
-    sums = sums_from_first_row(steps, queries, keys)
-    rows, columns = (jnp.moveaxis(side, 1, 2) for side in (at_rows(sums, queries, keys), sums))
-    return rows[..., None] - columns[:, :, None]
+    whole = jax.lax.stop_gradient(jnp.round(256 * steps) / 256)
+
+    def differences(part):
+        sums = sums_from_first_row(part, queries, keys)
+        rows = jnp.moveaxis(at_rows(sums, queries, keys), 1, 2)
+        return rows[..., None] - jnp.moveaxis(sums, 1, 2)[:, :, None]
+
+    return differences(whole) + differences(steps - whole)
 
 
 class Forgetting(PositionalEncoding):

@@ -17,8 +17,8 @@ from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding,
 from posenc.encodings.contextual import HIGHEST
 from posenc.encodings.convolution import ShortConvolution
 
-# Keys that are taken at once, a power of two. What is done for each chunk grows with its square, and
-# there is a step of a loop for each.
+# Keys that are taken at once, a power of two: what is done for each chunk grows with its square,
+# and there is a step of a loop for each.
 CHUNK = 64
 
 einsum = functools.partial(jnp.einsum, precision=HIGHEST)
