@@ -72,7 +72,6 @@ class Subject:
             vocab_size=62, layers=2, width=32, heads=4, kv_heads=2, qk_norm=True, init_std=0.2
         )
         self.config, self.spec = config, encoding
-        self.make = lambda: Transformer(config, encoding, 2 * LENGTH, seed=1)
         self.model = self.make()
         self.merge, self.parameters = split(self.model)
         self.encoding = self.model.encoding
@@ -83,6 +82,11 @@ class Subject:
         self.placer = Placer(self.encoding)
         self.forward = jax.jit(lambda parameters, *given: self.merge(parameters)(*given))
         self.cached = self.forward
+
+    def make(self, layers: int = 2) -> Transformer:
+        """Make the model, or one of another depth."""
+        config = dataclasses.replace(self.config, layers=layers)
+        return Transformer(config, self.spec, 2 * LENGTH, seed=1)
 
     def logits(self, tokens=None, positions=None, segments=None) -> jax.Array:
         """Run the whole model, ``[B, T, V]``."""
@@ -323,7 +327,7 @@ def blocks_equal_dense(subject: Subject) -> bool:
     tokens, positions = subject.tokens[:, :length], subject.positions[:, :length]
     streams = subject.placer.streams(tokens, subject.ones[:, :length])
     # One layer is enough to tell, and quicker to compile.
-    merge, parameters = split(Transformer(_of_layers(subject, 1), subject.spec, 2 * LENGTH, seed=1))
+    merge, parameters = split(subject.make(layers=1))
     target = jax.random.normal(jax.random.key(4), (2, length, subject.config.vocab_size))
 
     def loss(parameters, dense: bool):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -267,42 +265,3 @@ def test_what_cannot_be_made_is_refused_in_one_line(spec, message):
     with pytest.raises(EncodingError, match=message) as caught:
         layer(spec)
     assert "\n" not in str(caught.value)
-
-
-def temporary_bytes(spec, length):
-    dims = Dimensions(32, 4, 8, 1024)
-    encoding = build(spec, 1, dims, jax.random.key(0)).at(0)
-
-    def loss(x):
-        segments = jnp.ones((1, length), jnp.int32)
-        positions = jnp.arange(length, dtype=jnp.int32)[None]
-        features, _ = encoding.features(x, positions, segments, encoding.start_state(1))
-        some = side(x.reshape(1, length, 4, 8), features, segments)
-        some = dataclasses.replace(some, prepared=encoding.prepare(positions, {}))
-        carry = encoding.start_carry(1, length)
-        return jnp.sum(attend(encoding, some, some, some.x, carry, aligned=True)[0] ** 2)
-
-    shape = jax.ShapeDtypeStruct((1, length, 32), jnp.float32)
-    compiled = jax.jit(jax.grad(loss)).lower(shape).compile()
-    return compiled.memory_analysis().temp_size_in_bytes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "fox",
-        "stick_breaking",
-        "selective",
-        "cope",
-        "dape(version=2)",
-        "grape_a",
-        "grape_ap",
-        "path",
-    ],
-)
-def test_memory_grows_with_the_length_and_not_with_its_square(spec):
-    sizes = [temporary_bytes(spec, length) for length in (2048, 4096, 8192)]
-    # Doubling the length at most doubles the memory, but for what does not grow at all.
-    assert sizes[1] <= 2.1 * sizes[0]
-    assert sizes[2] <= 2.1 * sizes[1]

@@ -195,9 +195,24 @@ def test_a_wrong_encoding_is_broken_in_a_line_that_says_how(name, monkeypatch, c
         assert said[check.__name__] in why
 
 
-def test_a_running_sum_that_is_carried_on_passes_as_is_said():
-    subject = checks.Subject("wrong_encodings:SumsForever")
-    assert checks.cached_equals_full(subject)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SumsForever", "EndsInSilence"])
+def test_what_the_checks_cannot_see_passes_as_is_said(name):
+    results = list(checks.conformance(f"wrong_encodings:{name}", QUICK))
+    assert not {result.check: result.error for result in results if result.error}
+
+
+@pytest.mark.fast
+def test_a_safe_number_goes_in_before_the_function_as_is_said():
+    import jax
+    import jax.numpy as jnp
+
+    d = jnp.zeros(())
+    some = jnp.where(d > 0, d, 1)
+    after = jax.grad(lambda scale: jnp.where(d > 0, jnp.sqrt(scale * d), 0))(1.0)
+    before = jax.grad(lambda scale: jnp.where(d > 0, jnp.sqrt(scale * some), 0))(1.0)
+    assert np.isnan(after)
+    assert before == 0
 
 
 @pytest.mark.slow

@@ -135,3 +135,15 @@ class LogOfZero(RootOfZero):
     def logits(self, logits, scores, queries, keys, visible, carry):
         power = self.scale[...][None, :, None, None]
         return logits - jnp.exp(power * jnp.log(distances(queries, keys))), carry
+
+
+class EndsInSilence(PositionalEncoding):
+    """Has a table of 64 rows, repeats the last one, and says that it has no end."""
+
+    def __init__(self, dims, rngs):
+        super().__init__(dims, rngs)
+        self.table = nnx.Param(jax.random.normal(rngs.params(), (64, dims.width)))
+
+    def embed(self, x, positions, streams):
+        rows = self.table[...][jnp.clip(positions, 0, 63)]
+        return (x.astype(jnp.float32) + rows).astype(x.dtype)
