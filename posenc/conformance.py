@@ -409,7 +409,8 @@ def bfloat16_rounds_once(subject: Subject) -> bool:
     # Beyond the whole numbers that bfloat16 can tell apart, where there is room.
     limit = subject.encoding.max_position
     positions = jnp.asarray(subject.positions + (limit - LENGTH if limit else 1000))
-    streams: dict[str, Any] = dict(subject.placer.streams(subject.tokens, subject.ones))
+    made = subject.placer.streams(subject.tokens, subject.ones)
+    streams = {name: jnp.asarray(values) for name, values in made.items()}
 
     @jax.jit
     def hooks(x, q, k):

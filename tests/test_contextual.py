@@ -164,7 +164,9 @@ def test_rows_that_see_nothing_give_zeros_and_gradients_are_finite(spec):
     assert not np.asarray(gradient)[padding].any()
 
 
-@pytest.mark.parametrize("what", ["fox", "cable", "path", "grape_ap", "dape(version=2)"])
+@pytest.mark.parametrize(
+    "what", ["fox", "cable", "path", "grape_ap", "dape(version=2)", "heads(of=[fox, nope])"]
+)
 def test_what_reads_all_slots_between_takes_a_window_and_no_sinks(what):
     layer(f"{what}+window(size=4)")
     name = what.split("(")[0]
