@@ -29,6 +29,15 @@ from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig
 
 LENGTH = 48
+
+
+def compiled_quickly(function: Callable) -> Any:
+    """Compile a function that runs a few times: on a CPU without the last effort."""
+    on_cpu = jax.default_backend() == "cpu"
+    return jax.jit(function, compiler_options=QUICKLY if on_cpu else None)
+
+
+QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
 # Logits of these models are about 1 in size and a few thousand float32 operations deep.
 TOLERANCE = 2e-5
 
@@ -80,7 +89,7 @@ class Subject:
         self.positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (2, LENGTH))
         self.ones = np.ones((2, LENGTH), np.int32)
         self.placer = Placer(self.encoding)
-        self.forward = jax.jit(lambda parameters, *given: self.merge(parameters)(*given))
+        self.forward = compiled_quickly(lambda parameters, *given: self.merge(parameters)(*given))
         self.cached = self.forward
 
     def make(self, layers: int = 2) -> Transformer:
@@ -155,7 +164,7 @@ def no_gradient_from_the_future(subject: Subject) -> bool:
     """
     at = LENGTH // 2
 
-    @jax.jit
+    @compiled_quickly
     def gradient(parameters, inputs):
         def one_row(inputs):
             # An embedding table with a row a slot: its rows are the inputs.
@@ -270,7 +279,7 @@ def shift_changes_what_is_said(subject: Subject) -> bool:
     q, k = jax.random.normal(jax.random.key(5), (2, *shape))
     x = jax.random.normal(jax.random.key(6), (2, LENGTH, config.width))
 
-    @jax.jit
+    @compiled_quickly
     def logits(positions):
         return one_attention(encoding, subject, x, q, k, positions)[2]
 
@@ -338,7 +347,7 @@ def blocks_equal_dense(subject: Subject) -> bool:
     block, attention.BLOCK = attention.BLOCK, 8  # several groups of blocks, the last one ragged
     try:
         for dense in (False, True):
-            run = jax.jit(jax.grad(lambda p, dense=dense: loss(p, dense), has_aux=True))
+            run = compiled_quickly(jax.grad(lambda p, dense=dense: loss(p, dense), has_aux=True))
             both[dense] = run(parameters)
     finally:
         attention.BLOCK = block
@@ -412,7 +421,7 @@ def bfloat16_rounds_once(subject: Subject) -> bool:
     made = subject.placer.streams(subject.tokens, subject.ones)
     streams = {name: jnp.asarray(values) for name, values in made.items()}
 
-    @jax.jit
+    @compiled_quickly
     def hooks(x, q, k):
         embedded = subject.encoding.embed(x, positions, streams)
         rotated, features, logits = one_attention(encoding, subject, x, q, k, positions)
@@ -504,7 +513,9 @@ def memory_grows_with_the_length(subject: Subject) -> bool:
             model = merge(parameters)
             return jnp.sum(model.hidden(tokens, positions, segments, streams)[0])
 
-        lowered = jax.jit(jax.grad(loss)).lower(parameters, tokens, tokens, tokens, streams)
+        lowered = compiled_quickly(jax.grad(loss)).lower(
+            parameters, tokens, tokens, tokens, streams
+        )
         analysis = lowered.compile().memory_analysis()
         assert analysis is not None
         return analysis.temp_size_in_bytes
