@@ -90,7 +90,6 @@ class Subject:
         self.ones = np.ones((2, LENGTH), np.int32)
         self.placer = Placer(self.encoding)
         self.forward = compiled_quickly(lambda parameters, *given: self.merge(parameters)(*given))
-        self.cached = self.forward
 
     def make(self, layers: int = 2) -> Transformer:
         """Make the model, or one of another depth."""
@@ -115,7 +114,7 @@ class Subject:
         for low, high in zip([0, *cuts], [*cuts, LENGTH], strict=True):
             part = np.s_[:, low:high]
             own = {name: stream[part] for name, stream in streams.items()}
-            logits, cache = self.cached(
+            logits, cache = self.forward(
                 self.parameters, self.tokens[part], positions[part], segments[part], own, cache
             )
             parts.append(logits)

@@ -138,11 +138,12 @@ def test_a_parameter_that_left_its_range_is_held_and_comes_back(spec, definition
     # Those that start outside find the value that another layer has inside.
     target = held.run({**held.variables, "parts.0.r1": jnp.full(3, 0.7)}, positions)
     seen = np.tri(LENGTH, dtype=bool)
+    others = jax.tree.map(jnp.asarray, held.variables)
 
     @jax.jit
     def gradient(r1):
         def loss(r1):
-            given = held.run({**held.variables, "parts.0.r1": r1}, positions)
+            given = held.compute({**others, "parts.0.r1": r1}, jnp.asarray(positions))
             return jnp.sum(jnp.where(seen, given - target, 0.0) ** 2)
 
         return jax.grad(loss)(r1)

@@ -129,7 +129,9 @@ def test_a_short_convolution_reads_nothing_across_a_border_of_segments():
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("spec", ["fox", "cable", "grape_ap", "path"])
+@pytest.mark.parametrize(
+    "spec", ["fox", "cable", "grape_ap", "path", "selective_rope(gate=true)", "asentmax"]
+)
 def test_features_of_bfloat16_are_those_of_the_same_numbers_in_float32(spec):
     encoding = layer(spec)
     x = jax.random.normal(jax.random.key(1), (2, 9, 32)).astype(jnp.bfloat16)
@@ -143,11 +145,15 @@ def test_features_of_bfloat16_are_those_of_the_same_numbers_in_float32(spec):
 
 
 @pytest.mark.parametrize(
-    "spec", ["stick_breaking", "cope+selective", "dape(base=fox, version=2)", "path+fox"]
+    "spec",
+    [
+        *("stick_breaking", "cope+selective", "dape(base=fox, version=2)", "path+fox"),
+        *("selective_rope", "asentmax", "asentmax(adaptive=false)", "p_rope+scale_invariant"),
+    ],
 )
 def test_rows_that_see_nothing_give_zeros_and_gradients_are_finite(spec):
     encoding = layer(spec)
-    x = jax.random.normal(jax.random.key(1), (2, 20, 32))
+    x = jax.random.normal(jax.random.key(1), (2, 20, 32)).at[:, 7].set(0.0)  # of no direction
     segments = jnp.asarray(np.repeat([[0, 1, 0], [2, 3, 0]], [5, 8, 7], axis=1), jnp.int32)
 
     def attended(x):

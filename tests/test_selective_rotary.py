@@ -12,7 +12,6 @@ from definitions.accumulated import turn
 from test_contextual import DIMS, layer, side
 
 from posenc import conformance
-from posenc.attention import attend
 from posenc.encodings import Dimensions, EncodingError, build
 
 
@@ -98,39 +97,6 @@ def test_laws_hold_at_other_parameters_and_in_windows(spec):
         conformance.blocks_equal_dense,
     ):
         check(subject)
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize("spec", ["selective_rope(gate=true)", "asentmax"])
-def test_features_of_bfloat16_are_those_of_the_same_numbers_in_float32(spec):
-    encoding = layer(spec)
-    x = jax.random.normal(jax.random.key(1), (2, 9, 32)).astype(jnp.bfloat16)
-    positions, ones = jnp.arange(9)[None], jnp.ones((2, 9), jnp.int32)
-    low, high = (
-        encoding.features(each, positions, ones, encoding.start_state(2))[0]
-        for each in (x, x.astype(jnp.float32))
-    )
-    jax.tree.map(np.testing.assert_array_equal, low, high)
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(low))
-
-
-def test_rows_that_see_nothing_give_zeros_and_gradients_are_finite():
-    encoding = layer("selective_rope")
-    x = jax.random.normal(jax.random.key(1), (2, 20, 32)).at[:, 3].set(0.0)  # no direction
-    segments = jnp.asarray(np.repeat([[0, 1, 0], [2, 3, 0]], [5, 8, 7], axis=1), jnp.int32)
-
-    def attended(x):
-        features, _ = encoding.features(x, segments, segments, encoding.start_state(2))
-        some = side(x.reshape(2, 20, 4, 8), features, segments)
-        carry = encoding.start_carry(2, 20)
-        return attend(encoding, some, some, some.x, carry, block=6, aligned=True)[0]
-
-    out, gradient = attended(x), jax.grad(lambda x: jnp.sum(attended(x) ** 2))(x)
-    padding = np.asarray(segments == 0)
-    assert not np.asarray(out)[padding].any()
-    assert np.isfinite(out).all()
-    assert np.isfinite(gradient).all()
-    assert not np.asarray(gradient)[padding].any()
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from definitions.temperature import entmax15 as defined
-from test_contextual import layer, side
+from test_contextual import layer
 from test_definitions import EPS
 
 from posenc import conformance
-from posenc.attention import attend
 from posenc.encodings import EncodingError
 from posenc.encodings.temperature import entmax15
 
@@ -89,29 +88,6 @@ def test_second_derivatives_of_entmax_are_those_of_its_first():
     step = 1e-3
     wanted = [(first(z.at[i].add(step)) - first(z.at[i].add(-step))) / (2 * step) for i in range(6)]
     np.testing.assert_allclose(given, np.stack(wanted, axis=1), atol=2e-3)
-
-
-@pytest.mark.parametrize("spec", ["asentmax", "asentmax(adaptive=false)", "p_rope+scale_invariant"])
-def test_rows_that_see_nothing_give_zeros_and_gradients_are_finite(spec):
-    encoding = layer(spec)
-    x = jax.random.normal(jax.random.key(1), (2, 20, 32))
-    segments = jnp.asarray(np.repeat([[0, 1, 0], [2, 3, 0]], [5, 8, 7], axis=1), jnp.int32)
-
-    def attended(x):
-        features, _ = encoding.features(x, segments, segments, encoding.start_state(2))
-        some = side(x.reshape(2, 20, 4, 8), features, segments)
-        carry = encoding.start_carry(2, 20)
-        return attend(encoding, some, some, some.x, carry, block=6, aligned=True)[0]
-
-    def loss(x):
-        return jnp.sum(attended(x) ** 2)
-
-    out, gradient = attended(x), jax.grad(loss)(x)
-    padding = np.asarray(segments == 0)
-    assert not np.asarray(out)[padding].any()
-    assert np.isfinite(out).all()
-    assert np.isfinite(gradient).all()
-    assert not np.asarray(gradient)[padding].any()
 
 
 @pytest.mark.slow

@@ -92,14 +92,12 @@ class PositionalEncoding(nnx.Module):
         bidirectional: has a form without the causal mask.
         per_layer: each layer has parameters of its own (otherwise all layers share them).
         decayed: names of the parameters that weight decay applies to.
-        example: a spec to show it by, where its name alone is none.
         modifier: changes attention without telling where a token stands.
         extensions: names of the policies by which ``extended`` can pass ``max_position``.
         reference: a BibTeX entry.
     """
 
     name: ClassVar[str] = "encoding"
-    example: ClassVar[str] = ""
     modifier: ClassVar[bool] = False
     decayed: ClassVar[tuple[str, ...]] = ()
     reference: ClassVar[str] = ""
@@ -245,7 +243,33 @@ class PositionalEncoding(nnx.Module):
         raise EncodingError(f"{self.name} has no extension policy {policy!r}; it has: {offered}")
 
 
-class Sum(PositionalEncoding):
+class Several(PositionalEncoding):
+    """Several encodings in one layer, ``parts``: what each of them makes is kept in their order."""
+
+    parts: nnx.List
+
+    def prepare(self, positions, streams):
+        """Prepare every part."""
+        return tuple(part.prepare(positions, streams) for part in self.parts)
+
+    def start_state(self, batch):
+        """Start every part."""
+        return tuple(part.start_state(batch) for part in self.parts)
+
+    def start_carry(self, batch, slots):
+        """Start every part."""
+        return tuple(part.start_carry(batch, slots) for part in self.parts)
+
+    def features(self, x, positions, segments, state):
+        """Give every part's features."""
+        made = [
+            part.features(x, positions, segments, own)
+            for part, own in zip(self.parts, state, strict=True)
+        ]
+        return tuple(values for values, _ in made), tuple(own for _, own in made)
+
+
+class Sum(Several):
     """Several encodings in one layer, each hook applied in order.
 
     At most one part may replace ``scores``, ``weights`` or ``mix``. This is a view that a forward
@@ -270,26 +294,6 @@ class Sum(PositionalEncoding):
     def _only(self, hook: str) -> tuple[int, PositionalEncoding] | None:
         chosen = [(i, part) for i, part in enumerate(self.parts) if part.replaces(hook)]
         return chosen[0] if chosen else None
-
-    def prepare(self, positions, streams):
-        """Prepare every part."""
-        return tuple(part.prepare(positions, streams) for part in self.parts)
-
-    def start_state(self, batch):
-        """Start every part."""
-        return tuple(part.start_state(batch) for part in self.parts)
-
-    def start_carry(self, batch, slots):
-        """Start every part."""
-        return tuple(part.start_carry(batch, slots) for part in self.parts)
-
-    def features(self, x, positions, segments, state):
-        """Give every part's features."""
-        made = [
-            part.features(x, positions, segments, own)
-            for part, own in zip(self.parts, state, strict=True)
-        ]
-        return tuple(values for values, _ in made), tuple(own for _, own in made)
 
     def rotate_queries(self, queries):
         """Rotate by each part in turn."""

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding, Side
+from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding, Several, Side
 from posenc.encodings.options import Recipe
 
 _STRENGTH = ("no", "rounding", "exact")
 
 
-class Heads(PositionalEncoding):
+class Heads(Several):
     """Each of several encodings on heads of its own: ``heads(of=[rope, nope], sizes=[2, 6])``.
 
     An encoding that acts on the token embeddings, or whose window is narrower than the sequence,
@@ -29,7 +29,6 @@ class Heads(PositionalEncoding):
     """
 
     name = "heads"
-    example = "heads(of=[rope, nope])"
 
     def __init__(
         self,
@@ -94,26 +93,6 @@ class Heads(PositionalEncoding):
                     )
                 )
             yield index, part, slice(low, high), shares
-
-    def prepare(self, positions, streams):
-        """Prepare every encoding."""
-        return tuple(part.prepare(positions, streams) for part in self.parts)
-
-    def start_state(self, batch):
-        """Start every encoding."""
-        return tuple(part.start_state(batch) for part in self.parts)
-
-    def start_carry(self, batch, slots):
-        """Start every encoding."""
-        return tuple(part.start_carry(batch, slots) for part in self.parts)
-
-    def features(self, x, positions, segments, state):
-        """Give every encoding's features."""
-        made = [
-            part.features(x, positions, segments, own)
-            for part, own in zip(self.parts, state, strict=True)
-        ]
-        return tuple(values for values, _ in made), tuple(own for _, own in made)
 
     def _rotate(self, side: Side, hook: str):
         turned = [getattr(part, hook)(share) for _, part, _, (share,) in self._each(side)]

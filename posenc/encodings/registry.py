@@ -97,9 +97,17 @@ REGISTRY: dict[str, type[PositionalEncoding]] = {
 }
 
 
+# Specs to show those by whose name alone is none.
+_EXAMPLES = {
+    "window": "window(size=24)",
+    "heads": "heads(of=[rope, nope])",
+    "temperature": "temperature(factor=4)",
+}
+
+
 def examples() -> dict[str, str]:
     """Give a spec of every registered encoding: its name, with what it cannot be without."""
-    return {name: cls.example or name for name, cls in REGISTRY.items()}
+    return {name: _EXAMPLES.get(name, name) for name in REGISTRY}
 
 
 MAX_NESTING = 16

@@ -51,7 +51,8 @@ class Scaling:
         self, length: Num[Array, "*n"], width: int, theta: float, original: int
     ) -> Float[Array, "*n F"]:
         """Give the ratios for every one of some lengths, float32."""
-        raise NotImplementedError
+        fixed = jnp.asarray(self.ratios(width, theta, original)[0], jnp.float32)
+        return jnp.broadcast_to(fixed, (*length.shape, *fixed.shape))
 
     def _require(self, **least: tuple[Any, float]) -> None:
         for option, (value, limit) in least.items():

@@ -145,7 +145,6 @@ class Temperature(PositionalEncoding):
     """
 
     name = "temperature"
-    example = "temperature(factor=4)"
     modifier = True
     shift_invariant = "exact"
     reference = """@inproceedings{peng2024yarn,

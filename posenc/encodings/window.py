@@ -24,7 +24,6 @@ class Window(PositionalEncoding):
     """
 
     name = "window"
-    example = "window(size=24)"
     modifier = True
     shift_invariant = "exact"
     reference = """@article{beltagy2020longformer,
