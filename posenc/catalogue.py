@@ -12,7 +12,7 @@ from flax import nnx
 from posenc.citations import short
 from posenc.encodings.base import Dimensions, PositionalEncoding
 from posenc.encodings.extension import POLICIES
-from posenc.encodings.options import options_of
+from posenc.encodings.options import defaults_of
 from posenc.encodings.registry import Encodings, examples, find_class, parse_spec
 from posenc.encodings.sampling import SAMPLERS
 from posenc.encodings.scaling import SCALINGS
@@ -40,14 +40,6 @@ def places_of(part: PositionalEncoding) -> list[str]:
     return places + (["visibility"] if part.reach is not None else [])
 
 
-def _options(cls: type) -> dict[str, Any]:
-    """Give the options of a class by name, each with its default; ... where it has none."""
-    return {
-        name: ... if option.default is option.empty else option.default
-        for name, option in options_of(cls).items()
-    }
-
-
 def encoding_rows() -> list[Row]:
     """Give a row for every registered encoding, as it is in GPT-2 small."""
     shape = PRESETS[SIZE]
@@ -68,7 +60,7 @@ def encoding_rows() -> list[Row]:
                 "spec": spec,
                 "summary": (inspect.getdoc(cls) or "").splitlines()[0],
                 "acts_on": places_of(part),
-                "options": _options(cls),
+                "options": defaults_of(cls),
                 "max_position": part.max_position,
                 "shift_invariant": part.shift_invariant,
                 "learned": parameters > 0,
@@ -90,7 +82,7 @@ def _plain_row(name: str, cls: type) -> Row:
     return {
         "name": name,
         "summary": (inspect.getdoc(cls) or "").splitlines()[0],
-        "options": _options(cls),
+        "options": defaults_of(cls),
         "paper": short(reference),
         "reference": reference,
     }

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 from typing import Any, Literal
 
-from posenc.encodings.options import options_of
+from posenc.encodings.options import defaults_of
 from posenc.encodings.remapping import REMAPS
 from posenc.encodings.scaling import SCALINGS
 from posenc.encodings.window import Window
@@ -35,11 +35,8 @@ class Policy:
 
 
 def _of_class(needs: Literal["table", "rotation", "nothing"], cls: type[Any]) -> Policy:
-    options = {
-        name: ... if option.default is option.empty else option.default
-        for name, option in options_of(cls).items()
-    }
-    return Policy(needs, (inspect.getdoc(cls) or "").splitlines()[0], options, cls.reference)
+    summary = (inspect.getdoc(cls) or "").splitlines()[0]
+    return Policy(needs, summary, defaults_of(cls), cls.reference)
 
 
 _DROPE = """@article{gelberg2025extending,

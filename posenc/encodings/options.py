@@ -48,6 +48,14 @@ def options_of(cls: type[Any]) -> dict[str, inspect.Parameter]:
     return {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 
+def defaults_of(cls: type[Any]) -> dict[str, Any]:
+    """Give the default of every option of a class; ... where it has none."""
+    return {
+        name: ... if option.default is option.empty else option.default
+        for name, option in options_of(cls).items()
+    }
+
+
 def fits(value: Any, hint: Any) -> bool:
     """Say whether an option's value is of the annotated type, as far as that can be told."""
     if hint is typing.Any:
