@@ -31,7 +31,7 @@ from posenc.placing import Placer
 from posenc.progress import reporting
 from posenc.runs import Metrics, Run, RunConfig, check_run, start_run
 from posenc.training import OptimizerConfig, Trainer, check_batch_size
-from posenc.transformer import Transformer, count_parameters, preset
+from posenc.transformer import Transformer, preset
 
 # Validation looks beyond the training length, where the encoding can.
 EVAL_MULTIPLES = (1, 2, 4)
@@ -186,7 +186,7 @@ def train(run: Run, batches: datasets.Batches, valid: dict[int, dict], resume: i
     if first:
         state = checkpoints.restore(first, abstract(state, trainer.replicated))
         checkpoints.remove_after(first)
-    run.record_start(count_parameters(model), first or None)
+    run.record_start(model, first or None)
     metrics = Metrics(run.folder, after=first)
 
     tokens_a_step = config.batch_size * config.train_length

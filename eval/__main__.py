@@ -33,7 +33,8 @@ class Score:
     bos: Bos = "keep"
     """BOS as in training, at the start of every window, or nowhere."""
     extend: tuple[str, ...] = ()
-    """Policies beyond an encoding's last position: clamp, interpolate, wrap, "fresh(seed=1)"."""
+    """Policies, each scored beside the plain model, such as clamp or "yarn(factor=4)"; see
+    `python -m posenc list`."""
     targets: int | None = None
     """Tokens of a block; an eighth of the training length unless given, and at most."""
     blocks: int = 16

@@ -28,7 +28,7 @@ from eval.protocols import (
 )
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
 from posenc import data as datasets
-from posenc.encodings.base import EncodingError
+from posenc.encodings.base import EncodingError, PositionalEncoding
 from posenc.encodings.extension import POLICIES
 from posenc.encodings.registry import Encodings, Part, canonical_part, make_sampler, parse_part
 from posenc.encodings.sampling import Sampler
@@ -135,7 +135,8 @@ def _certificate(run: Run, step: int, settings: Settings) -> Row:
 
 def _code(model: Transformer) -> str:
     """Give a hash of the code that scores depend on: posenc's own and that of plug-ins."""
-    files = {inspect.getsourcefile(type(part)) for part in model.encoding.parts}
+    inner = (part for _, part in nnx.iter_graph(model.encoding))
+    files = {inspect.getsourcefile(type(p)) for p in inner if isinstance(p, PositionalEncoding)}
     return source_hash(file for file in files if file)
 
 
@@ -347,7 +348,8 @@ def evaluate(
         lengths: the ladder of window lengths.
         store: folder of the scores, which make an interrupted evaluation go on.
         bos: see ``Settings``.
-        extend: policies by which encodings that end before a length are scored there as well.
+        extend: extension policies: each run is scored a second time under each of them, at the
+            lengths that it says something about.
         targets: tokens of a block; an eighth of the shortest training length unless told otherwise.
         blocks: of a document, at most.
         tokens_per_document: for the non-overlapping windows.
@@ -366,7 +368,7 @@ def evaluate(
     ):
         if value < 1:
             raise UserError(f"--{name} is too small: give at least {1 + name.startswith('tok')}")
-    policies = [canonical_part(parse_part(policy)) for policy in extend]
+    policies = list(dict.fromkeys(canonical_part(parse_part(policy)) for policy in extend))
     runs = [open_run(folder) for folder in dict.fromkeys(map(Path, folders))]
     if not runs:
         raise UserError("no run to score: name folders that train.py made, such as runs/*")

@@ -107,7 +107,7 @@ def show(arguments: Show) -> None:
         raise UserError(f"--length is {arguments.length}: it must be at least 1")
     model = nnx.eval_shape(lambda: Transformer(shape, arguments.encoding, arguments.length))
     print(f"spec: {spec}")
-    for part in dict.fromkeys(model.encoding.parts[index] for index in model.encoding.used[0]):
+    for part in {type(part): part for part in model.encoding.parts}.values():
         print(f"\n{part.name}: {inspect.getdoc(type(part))}")
         limit = "unbounded" if part.max_position is None else part.max_position
         print(f"\n  acts on {', '.join(places_of(part)) or 'nothing'}")

@@ -29,6 +29,8 @@ from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig
 
 LENGTH = 48
+# Where chunks that are decoded on a cache begin, beside the first.
+CUTS = [7, 8, 28]
 
 
 def compiled_quickly(function: Callable) -> Any:
@@ -139,8 +141,30 @@ def cached_equals_full(subject: Subject) -> bool:
     """Law 4: decoding on the cache, token by token and in ragged chunks, equals one full pass."""
     full = subject.logits()
     close("a full pass and decoding token by token", subject.decode(list(range(1, LENGTH))), full)
-    close("a full pass and decoding in chunks of 7, 1, 20 and 20", subject.decode([7, 8, 28]), full)
+    close("a full pass and decoding in chunks of 7, 1, 20 and 20", subject.decode(CUTS), full)
     return True
+
+
+def positions_are_data(subject: Subject) -> bool:
+    """Law 2: positions that jump, repeat and fall are taken as they are, on the cache too.
+
+    Some lie beyond the length that the model is built for. An encoding whose outputs are the same
+    at any positions tells of the order alone: nothing is said of it.
+    """
+    limit = subject.encoding.max_position or 4 * LENGTH
+    random = np.random.default_rng(7)
+    positions = random.integers(0, limit, (2, LENGTH)).astype(np.int32)
+    positions[:, : LENGTH // 2].sort()
+    positions[:, LENGTH // 4] = positions[:, LENGTH // 4 + 1]
+    full = subject.logits(positions=positions)
+    cached = subject.decode(CUTS, positions=positions)
+    close("a full pass at positions that jump, and the same on the cache", cached, full)
+    for length in (LENGTH // 3, LENGTH - 1):
+        other = positions.copy()
+        other[:, length:] = (other[:, length:] + 7) % limit
+        what = f"the first {length} rows, with other positions after them"
+        close(what, subject.logits(positions=other)[:, :length], full[:, :length], 0.0)
+    return bool(np.any(np.asarray(full) != np.asarray(subject.logits())))
 
 
 def later_tokens_change_nothing(subject: Subject) -> bool:
@@ -195,20 +219,23 @@ def no_gradient_from_the_future(subject: Subject) -> bool:
 
 def packed_equals_separate(subject: Subject) -> bool:
     """Law 2: sequences packed into one array give what each gives alone."""
-    cut = LENGTH // 3
+    cut = CUTS[1]  # so that on the cache, what is carried on crosses the border
     segments = np.ones((2, LENGTH), np.int32)
     segments[:, cut:] = 2
-    packed = subject.logits(positions=sequential_positions(segments), segments=segments)
+    positions = sequential_positions(segments)
+    packed = subject.logits(positions=positions, segments=segments)
     close("the first of two packed sequences", packed[:, :cut], subject.logits()[:, :cut])
     second = np.concatenate([subject.tokens[:, cut:], subject.tokens[:, :cut]], axis=1)
     alone = subject.logits(second)[:, : LENGTH - cut]
     close("the second of two packed sequences, and alone", packed[:, cut:], alone)
+    cached = subject.decode(CUTS, segments, positions)
+    close("two packed sequences and the same on the cache", cached, packed)
     return True
 
 
 def left_padded_equals_unpadded(subject: Subject) -> bool:
     """Law 2: padding on the left changes nothing, on the cache neither."""
-    pad = 11
+    pad = CUTS[1]
     segments = np.ones((2, LENGTH), np.int32)
     segments[0, :pad] = 0
     positions = sequential_positions(segments)
@@ -219,7 +246,7 @@ def left_padded_equals_unpadded(subject: Subject) -> bool:
     close("the row beside a padded one", padded[1], subject.logits()[1])
     if not np.isfinite(np.asarray(padded)).all():
         raise NotConforming("padding made a number that is not finite")
-    cached = subject.decode([7, 8, 28], segments, positions)
+    cached = subject.decode(CUTS, segments, positions)
     close("a padded row and the same on the cache", cached[0, pad:], padded[0, pad:])
     return True
 
@@ -533,6 +560,7 @@ CHECKS: dict[Callable[[Subject], bool], int] = {
     only_encodings_know_the_length: 1,
     packed_equals_separate: 2,
     left_padded_equals_unpadded: 2,
+    positions_are_data: 2,
     later_tokens_change_nothing: 2,
     no_gradient_from_the_future: 2,
     cached_equals_full: 4,

@@ -25,6 +25,9 @@ from posenc.transformer import Transformer, TransformerConfig
 # Rows that the similarity of embeddings is shown for, and queries that a bias is shown for.
 PLACES = 5
 
+# Rows of logits that are made at a time.
+ROWS = 128
+
 
 def _sides(encoding: PositionalEncoding, dims: Any, positions: np.ndarray, seed: int) -> Any:
     """Give queries and keys of random content, as attention makes them of one sequence."""
@@ -53,12 +56,15 @@ def bias_by_distance(encoding: PositionalEncoding, dims: Any, length: int) -> np
     Where the bias depends on content, that of random content.
     """
     queries, keys = _sides(encoding, dims, np.arange(length, dtype=np.int32), seed=0)
-    last = jax.tree.map(lambda leaf: leaf[:, -1:], queries)
-    visible = visibility(last, keys, causal=True)
-    scores = encoding.scores(last, keys, visible)
     carry = encoding.start_carry(1, length)
-    logits, _ = encoding.logits(scores, scores, last, keys, visible, carry)
-    return np.asarray(logits - scores)[0, :, 0, ::-1]
+    # What earlier rows hand on has to be made; else the last row is enough.
+    first = 0 if jax.tree.leaves(carry) else length - 1
+    for low in range(first, length, ROWS):
+        rows = jax.tree.map(lambda leaf, low=low: leaf[:, low : low + ROWS], queries)
+        visible = visibility(rows, keys, causal=True)
+        scores = encoding.scores(rows, keys, visible)
+        logits, carry = encoding.logits(scores, scores, rows, keys, visible, carry)
+    return np.asarray(logits - scores)[0, :, -1, ::-1]
 
 
 def score_by_distance(
@@ -85,11 +91,18 @@ def score_by_distance(
 
 
 def embedding_similarity(model: Transformer, length: int) -> np.ndarray:
-    """Give the cosine of what is added to the embeddings at two positions, ``[length, length]``."""
+    """Give the cosine of what is added to the embeddings at two positions, ``[length, length]``.
+
+    Of a run of digits, for encodings that read tokens: as many as they can represent.
+    """
     tokens = np.full((1, length), 48, np.int32)
     zeros = jnp.zeros((1, length, model.config.width))
     streams = {name: jnp.asarray(s) for name, s in token_streams(model, tokens).items()}
-    added = np.asarray(model.encoding.embed(zeros, jnp.arange(length)[None], streams))[0]
+    positions = jnp.arange(length)[None]
+    added = np.asarray(model.encoding.embed(zeros, positions, streams))[0]
+    known = model.encoding.representable(positions, streams)
+    if known is not None:
+        added = added[np.asarray(known)[0]]
     norms = np.linalg.norm(added, axis=-1, keepdims=True)
     unit = added / np.where(norms == 0, 1, norms)
     return unit @ unit.T

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from posenc.encodings.sampling import sequential_positions
 from posenc.errors import UserError
-from posenc.placing import readers, start_streams, step_streams
+from posenc.placing import Placer, readers, start_streams, step_streams
 from posenc.training import split
 from posenc.transformer import Transformer
 
@@ -45,7 +45,8 @@ def generate(
 
     Raises:
         UserError: an empty prompt, or nothing to add.
-        PositionOutOfRange: the last token would stand where the encoding has no representation.
+        PositionOutOfRange: the last token would stand where the encoding has no representation, or
+            a token has a value in another stream that it cannot represent.
     """
     if not prompts or not all(len(prompt) for prompt in prompts):
         raise UserError("a prompt is empty: give every one at least one token, such as BOS")
@@ -56,6 +57,9 @@ def generate(
     # The last new token is never fed back, so its own position is not needed.
     ends = positions[:, -1] + new_tokens - 1
     model.check_positions(np.concatenate([positions[segments != 0], ends]))
+
+    placer = Placer(model.encoding)
+    placer.check(placer.streams(tokens, segments), segments)
 
     merge, parameters = split(model)
     batch, length = tokens.shape
@@ -86,4 +90,9 @@ def generate(
         _, others = jax.lax.scan(step, start, length=new_tokens - 1)
         return jnp.concatenate([first[:, None], others.T], axis=1)
 
-    return np.asarray(decode(parameters, *map(jnp.asarray, (tokens, positions, segments)), cache))
+    new = np.asarray(decode(parameters, *map(jnp.asarray, (tokens, positions, segments)), cache))
+    # What was fed back, too: on the device, what a table lacks makes NaN, and its argmax token 0.
+    fed = np.concatenate([tokens, new[:, :-1]], axis=1)
+    owners = np.concatenate([segments, np.ones_like(new[:, :-1])], axis=1)
+    placer.check(placer.streams(fed, owners), owners)
+    return new

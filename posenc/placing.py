@@ -19,6 +19,9 @@ from posenc.encodings.tokenwise import TokenStream
 
 State = dict[str, Any]
 
+# What draws of streams are a function of beside their seed: not what those of positions are.
+MOVES = 0x6D6F7665
+
 
 def readers(encodings: Encodings) -> dict[str, TokenStream]:
     """Give the parts that read a stream made from tokens, by the stream's name."""
@@ -99,6 +102,11 @@ class Placer:
         made = self._run(jnp.asarray(tokens, jnp.int32), jnp.asarray(owners, jnp.int32))
         return {name: np.asarray(values) for name, values in made.items()}
 
+    def check(self, streams: dict[str, np.ndarray], segments: np.ndarray) -> None:
+        """Raise ``PositionOutOfRange`` for a value that the part that reads it has nothing for."""
+        for name, part in self._readers.items():
+            part.check_positions(streams[name][np.asarray(segments) != 0])
+
     def place(
         self,
         tokens: np.ndarray,
@@ -116,20 +124,22 @@ class Placer:
             rows: a number for each window, of which its draws are a function.
             seed: what else they are a function of, such as (seed, step).
             training: or evaluation.
+
+        Raises:
+            PositionOutOfRange: a stream has a value that its part cannot represent.
         """
         positions, streams = self.sampler.place(
             segments, rows, seed, self.layers, training=training
         )
         made = self.streams(tokens, segments)
-        for index, (name, part) in enumerate(sorted(self._readers.items())):
-            if not training:
-                break
-            alike = part.per == "batch"
-            keys = [[*seed, index]] * len(tokens) if alike else [[*seed, index, r] for r in rows]
+        moved = sorted(self._readers.items()) if training else ()
+        for index, (name, part) in enumerate(moved):
+            keys = [[*seed, index, 0 if part.per == "batch" else 1 + row, MOVES] for row in rows]
             made[name] = np.concatenate(
                 [
                     part.move(values[None], np.random.default_rng(key))
                     for key, values in zip(keys, made[name], strict=True)
                 ]
             ).astype(np.int32)
+        self.check(made, segments)
         return positions, {**streams, **made}

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 from flax import nnx
 
 from posenc.checkpoints import Checkpoints, abstract, write_json
@@ -25,7 +26,7 @@ from posenc.encodings.registry import canonical_part, canonical_spec, make_sampl
 from posenc.errors import UserError, make_folder
 from posenc.sharing import canonical_sharing
 from posenc.training import OptimizerConfig, split
-from posenc.transformer import Transformer, TransformerConfig
+from posenc.transformer import Transformer, TransformerConfig, count_parameters
 
 PACKAGES = ("posenc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
@@ -227,9 +228,15 @@ class Run:
                 "another --name"
             ) from None
 
-    def record_start(self, parameters: int, resumed_from: int | None) -> None:
-        """Append to ``provenance.json`` that training starts, or goes on, here and now."""
+    def record_start(self, model: Transformer, resumed_from: int | None) -> None:
+        """Append to ``provenance.json`` that training starts, or goes on, here and now.
+
+        Raises:
+            UserError: the model's constants are not those that the run began with.
+        """
         path = self.folder / "provenance.json"
+        if resumed_from is not None:
+            self.check_constants(model)
         starts = json.loads(path.read_text())["starts"] if path.exists() else []
         starts.append(
             {
@@ -239,7 +246,27 @@ class Run:
                 **provenance(),
             }
         )
-        write_json(path, {"parameters": parameters, "starts": starts})
+        write_json(
+            path,
+            {
+                "parameters": count_parameters(model),
+                "constants": constants_hash(model),
+                "starts": starts,
+            },
+        )
+
+    def check_constants(self, model: Transformer) -> None:
+        """Raise ``UserError`` where what a model has drawn is not what the run has trained with."""
+        try:
+            trained = json.loads((self.folder / "provenance.json").read_text())["constants"]
+        except (OSError, ValueError, KeyError):
+            return  # of runs that are older than the record
+        if trained != constants_hash(model):
+            raise UserError(
+                f"{self.folder}: its encoding draws numbers that are not trained, and this version "
+                f"of JAX draws others than at first ({jax.__version__} now; "
+                f"{self.last_start['versions']['jax']} then): go on with that one"
+            )
 
     @property
     def last_start(self) -> dict[str, Any]:
@@ -371,6 +398,14 @@ def start_run(
     return run
 
 
+def constants_hash(model: Transformer) -> str | None:
+    """Give the SHA-256 of what a model draws and never trains; None where it draws nothing."""
+    drawn = jax.tree.leaves(nnx.state(model, nnx.Not(nnx.Param)))
+    if not drawn:
+        return None
+    return hashlib.sha256(b"".join(np.asarray(value).tobytes() for value in drawn)).hexdigest()
+
+
 def without_parameters(make: Callable[[], Transformer]) -> Transformer:
     """Give a model with the shapes of its parameters only, all else being there."""
     model = nnx.eval_shape(make)
@@ -386,7 +421,7 @@ def load_model(
     """Read a run's model at a checkpoint, the last one unless told otherwise, verified.
 
     Raises:
-        UserError: the checkpoint is missing or damaged.
+        UserError: the checkpoint is missing or damaged, or what the model draws has changed.
         SpecError: the run names a plug-in, and plug-ins are not allowed.
     """
     config = run.config
@@ -404,7 +439,9 @@ def load_model(
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     step = config.steps if checkpoint is None else checkpoint
     read = run.checkpoints.restore(step, {"parameters": abstract(shapes, device)})
-    return merge(read["parameters"])
+    model = merge(read["parameters"])
+    run.check_constants(model)
+    return model
 
 
 def load(

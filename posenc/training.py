@@ -17,6 +17,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
+from posenc.encodings import PositionalEncoding
 from posenc.errors import UserError
 from posenc.transformer import Tensor, Transformer
 
@@ -85,8 +86,9 @@ def decayed(model: Transformer, parameters: Parameters) -> dict[str, bool]:
     not, nor is an encoding's parameter unless the encoding names it.
     """
     own = {
-        f"encoding.parts.{index}.{name}"
-        for index, part in enumerate(model.encoding.parts)
+        ".".join(map(str, ("encoding", *path, name)))
+        for path, part in nnx.iter_graph(model.encoding)
+        if isinstance(part, PositionalEncoding)
         for name in part.decayed
     }
     return {

@@ -10,6 +10,9 @@ import pytest
 
 # Before JAX starts: the checks that need several devices make them of this machine's cores.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Nearly all programs here run a few times only: without LLVM's last effort the suite takes two
+# thirds of the time.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from jaxtyping import install_import_hook
 

@@ -120,6 +120,8 @@ def test_every_reference_is_complete_bibtex(name):
         assert re.fullmatch(r"20[0-2]\d|19\d\d", fields["year"])
         where = {"journal", "booktitle", "institution", "howpublished"} & set(fields)
         assert len(where) == 1
+        # A backslash that Python took for its own leaves an accent without one.
+        assert not re.search(r"\{['\"`^~]", " ".join(fields.values()))
         for person in re.split(r"\s+and\s+", fields["author"]):
             assert person == "others" or person.startswith("{") or ", " in person
 
@@ -213,5 +215,12 @@ def test_panels_hold_the_numbers_of_the_encoding():
         -np.arange(32) / 32
     )
     np.testing.assert_allclose(same, np.cos(angles).mean(axis=-1), atol=1e-5)
+    # What rows hand on to each other: all rows between a key and the last one mask it.
+    (masking,) = [p["values"] for p in effects("selective", shape, 150) if p["kind"] == "bias"]
+    assert masking.shape == (4, 300)
+    assert (masking[:, :2] == 0).all()
+    assert masking.min() < -10
+    (rows,) = [p["values"] for p in effects("coupled(max_position=20)", shape, 64)]
+    assert rows.shape == (19, 19)
     spectrum = [p["values"] for p in effects("p_rope(p=0.5)", shape, 16) if p["kind"] == "spectrum"]
     assert np.isinf(spectrum[0]).tolist() == [False] * 4 + [True] * 4

@@ -130,6 +130,36 @@ def test_most_are_sequential_in_evaluation(text):
 
 
 @pytest.mark.fast
+def test_positions_and_streams_are_drawn_apart():
+    """How far positions are shifted says nothing of how far numbers are moved."""
+    tokens = np.tile(np.frombuffer(b"12+34=46", np.uint8).astype(np.int32), (500, 1))
+    for per in ("batch", "example"):
+        encodings = build(f"abacus(per={per})", 1, Dimensions(8, 2, 4, 8), jax.random.key(0))
+        placer = Placer(encodings, make_sampler(f"shape(max_shift=100, per={per})"))
+        steps = range(500 if per == "batch" else 1)
+        some = tokens[: 1 if per == "batch" else 500]
+        shifts, moves = [], []
+        for step in steps:
+            positions, streams = placer.place(
+                some, np.ones_like(some), range(len(some)), (3, step), training=True
+            )
+            shifts += positions[:, 0].tolist()
+            moves += (streams["digit_place"][:, 0] - 1).tolist()
+        assert len(set(shifts)) > 90
+        assert len(set(moves)) > 90
+        # 500 pairs of numbers below 100: 5 agree by chance, and a correlation is within 0.2.
+        assert np.equal(shifts, moves).sum() < 20
+        assert abs(np.corrcoef(shifts, moves)[0, 1]) < 0.2
+
+
+@pytest.mark.fast
+def test_windows_of_an_evaluation_have_draws_of_their_own():
+    text = "randomized(max_position=99, per=batch)"
+    positions, _ = place(text, np.ones((4, 6), int), training=False)
+    assert len(np.unique(positions, axis=0)) == 4
+
+
+@pytest.mark.fast
 def test_randomized_is_drawn_again_or_spread_evenly_in_evaluation():
     again = "randomized(max_position=99, layers=each)"
     np.testing.assert_array_equal(

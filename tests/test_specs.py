@@ -320,10 +320,17 @@ def test_misspelt_names_meet_the_nearest(text, message):
         "wpe(init_std=wide)",
         "sinusoidal(layout=[half])",
         "sinusoidal(scale=big)",
+        "rope(partial=0.1)",
     ],
 )
 def test_option_values_of_the_wrong_kind_are_refused_when_built(text):
     with pytest.raises(EncodingError, match=text.split("(")[0]):
+        built(text)
+
+
+@pytest.mark.parametrize("text", ["pope+rope", "xpos+heads(of=[pope, nope])"])
+def test_what_widens_takes_no_other_rotation_beside_it(text):
+    with pytest.raises(SpecError, match="makes more channels than are projected"):
         built(text)
 
 
@@ -583,10 +590,9 @@ def test_two_parts_that_replace_scores_are_refused_in_one_layer(plugin):
     ones, twos, weighing = (f"{plugin}:{name}" for name in ("Ones", "Twos", "Weighing"))
     with pytest.raises(SpecError, match=r"ones and twos cannot be added in one layer.*scores"):
         built(f"nope,{ones}+rope+{twos}", layers=2)
-    with pytest.raises(SpecError, match=r"ones and ones .*scores"):
-        built(f"{ones}+{ones}")
-    with pytest.raises(SpecError, match=r"weighing and weighing .*weights"):
-        built(f"{weighing}+alibi+{weighing}")
+    for twice in (f"{ones}+{ones}", f"{weighing}+alibi+{weighing}", "wpe+wpe", "fox+rope+fox"):
+        with pytest.raises(SpecError, match=r"twice in one layer: write it once"):
+            built(twice)
     # In two layers, or replacing different hooks, they are welcome.
     encodings = built(f"{ones},{twos}+{weighing}", layers=2)
     side = Side(jnp.zeros((1, 1, 2, 4)), None, jnp.asarray([[0]]), {}, None, None)

@@ -15,7 +15,7 @@ from posenc.placing import Placer, start_streams, step_streams
 from posenc.training import split
 from posenc.transformer import Transformer, TransformerConfig
 
-CONFIG = TransformerConfig(vocab_size=96, layers=2, width=16, heads=2, init_std=0.2)
+CONFIG = TransformerConfig(vocab_size=96, layers=1, width=16, heads=2, init_std=0.2)
 SPECS = {"abacus": "digit_place", "coupled": "significance"}
 
 
@@ -137,25 +137,25 @@ def test_a_model_adds_the_row_of_each_value(spec):
     np.testing.assert_array_equal(got, x + rows)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-def test_decoding_carries_the_streams_on(spec):
-    """Greedy decoding equals reading everything anew for every token."""
-    model = Transformer(CONFIG, f"{spec}+rope", 24, seed=3)
-    prompts = [list(b"12+34="), list(b"7=")]
-    # Digits are all that the model can say, so that its numbers grow.
-    merge, parameters = split(model)
+def model_of_digits(spec):
+    """Give a model that can say nothing but digits, so that its numbers grow."""
+    merge, parameters = split(Transformer(CONFIG, spec, 24, seed=3))
     table = parameters["embedding.embedding"]
     digits = jnp.where((jnp.arange(96) // 10 == 5)[:, None], table, 0.05 * table)
-    model = merge({**parameters, "embedding.embedding": digits})
+    return merge({**parameters, "embedding.embedding": digits})
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_decoding_carries_the_streams_on(spec):
+    """Greedy decoding equals reading all of it at once."""
+    model = model_of_digits(f"{spec}+rope")
+    prompts = [list(b"12+34="), list(b"7=")]
     got = posenc.generate(model, prompts, 5)
     for prompt, row in zip(prompts, got, strict=True):
-        tokens = list(prompt)
-        for wanted in row:
-            array = np.asarray([tokens], np.int32)
-            streams = posenc.token_streams(model, array)
-            logits = model(array, np.arange(len(tokens))[None], streams=streams)
-            assert int(jnp.argmax(logits[0, -1])) == wanted
-            tokens.append(int(wanted))
+        tokens = np.asarray([[*prompt, *row[:-1]]], np.int32)
+        streams = posenc.token_streams(model, tokens)
+        logits = jax.jit(model)(tokens, np.arange(tokens.shape[1])[None], streams=streams)
+        np.testing.assert_array_equal(jnp.argmax(logits[0, len(prompt) - 1 :], axis=-1), row)
 
 
 def test_missing_streams_and_missing_rows_are_refused():
@@ -164,8 +164,21 @@ def test_missing_streams_and_missing_rows_are_refused():
     with pytest.raises(EncodingError, match=r"abacus reads the stream 'digit_place'"):
         model(tokens, positions)
     streams = posenc.token_streams(model, tokens)
-    with pytest.raises(EncodingError, match="abacus has 4 rows, and a number needs row 4"):
+    long = "abacus has 4 rows, and a number needs row 4"
+    with pytest.raises(posenc.PositionOutOfRange, match=long):
         model(tokens, positions, streams=streams)
+    placer, ones = Placer(model.encoding), np.ones_like(tokens)
+    for training in (True, False):
+        with pytest.raises(posenc.PositionOutOfRange, match=long):
+            placer.place(tokens, ones, [0], (0, 1), training=training)
+    placer.place(tokens, np.where(np.arange(11) < 7, 1, 0)[None], [0], (0, 1), training=False)
+    # A prompt's number, and one that grows while it is decoded.
+    with pytest.raises(posenc.PositionOutOfRange, match=long):
+        posenc.generate(model, [list(b"1234")], 1)
+    talks = model_of_digits("abacus(rows=4, max_k=2)")
+    assert posenc.generate(talks, [list(b"12")], 2).shape == (1, 2)
+    with pytest.raises(posenc.PositionOutOfRange, match=long):
+        posenc.generate(talks, [list(b"12")], 3)
     # On the device, rows from that digit on are NaN, and none before it.
     got = jax.jit(lambda tokens, streams: model(tokens, positions, streams=streams))(
         tokens, streams

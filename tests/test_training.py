@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from posenc import training
+from posenc.errors import UserError
 from posenc.runs import RunConfig, load_model, start_run
 from posenc.training import OptimizerConfig, Trainer, decayed, mean_nll, schedule, split, token_nll
 from posenc.transformer import Transformer, TransformerConfig
@@ -88,6 +89,16 @@ def test_weight_decay_follows_the_role():
     assert not roles["encoding.parts.0.table"]
     assert not roles["embedding.embedding"]
     assert not roles["blocks.0.attention.query.bias"]
+    # What an encoding has decayed is so within another one too.
+    for spec, own in (
+        ("transformer_xl", "position.kernel"),
+        ("heads(of=[nope, transformer_xl])", "parts.1.position.kernel"),
+        ("dape(base=transformer_xl)", "base.position.kernel"),
+    ):
+        model = Transformer(config, spec, 8)
+        roles = decayed(model, split(model)[1])
+        chosen = {name for name, on in roles.items() if on and name.startswith("encoding.")}
+        assert chosen == {f"encoding.parts.0.{own}"}
 
 
 @pytest.mark.fast
@@ -189,6 +200,17 @@ def test_a_model_loaded_from_a_run_is_the_trained_one(tmp_path, encoding):
     batch = batch_of(3, 30)
     forward = jax.jit(lambda model: model(batch["inputs"], batch["positions"], batch["segments"]))
     wanted = np.asarray(forward(trainer.merge(state["parameters"])))
+    np.testing.assert_array_equal(forward(load_model(run)), wanted)
+    # What is drawn and never trained is not in the file: other draws than then are noticed.
+    run.record_start(Transformer(CONFIG, encoding, 12, seed=6), None)
+    if "fope" in encoding:
+        for again in (
+            lambda: load_model(run),
+            lambda: run.record_start(Transformer(CONFIG, encoding, 12, seed=5), 1),
+        ):
+            with pytest.raises(UserError, match="this version of JAX draws others than at first"):
+                again()
+    run.record_start(Transformer(CONFIG, encoding, 12, seed=5), None)
     np.testing.assert_array_equal(forward(load_model(run)), wanted)
     # What is drawn at the start and not trained is told by the seed alone.
     merge, _ = split(Transformer(CONFIG, encoding, 12, seed=6))

@@ -75,6 +75,8 @@ def test_an_example_holds_the_laws(name, written):
     assert not {result.check: result.error for result in results if result.error}
     silent = {result.check for result in results if not result.applies}
     expected = set() if name == "KeyPlace" else {"out_of_range_is_loud"}
+    if name == "ForgetGate":  # it reads none
+        expected.add("positions_are_data")
     if name == "EvenRotation":  # it has no parameters
         expected.add("layers_share_or_do_not_as_is_said")
     assert silent == expected
@@ -160,6 +162,16 @@ WRONG = [
     ("CountsFromTheEnd", "cached_equals_full", "a full pass and decoding token by token: differ"),
     ("CountsFromTheEnd", "packed_equals_separate", "the first of two packed sequences: differ by"),
     ("DividesByTheLength", "blocks_equal_dense", "attention in blocks and at once: differ by"),
+    (
+        "KeepsAcrossBorders",
+        "packed_equals_separate",
+        "two packed sequences and the same on the cache",
+    ),
+    (
+        "GrowsWithTheLastPosition",
+        "positions_are_data",
+        "at positions that jump, and the same on the",
+    ),
     ("SumsInTheFeatures", "cached_equals_full", "a full pass and decoding token by token: differ"),
     ("MakesParametersLate", "restored_equals_saved", "which are never trained and not saved"),
     ("RootOfZero", "blocks_equal_dense", "gradient of encoding.parts.0.scale is not finite"),
@@ -199,6 +211,11 @@ def test_a_wrong_encoding_is_broken_in_a_line_that_says_how(name, monkeypatch, c
         assert re.fullmatch(rf"law +{checks.CHECKS[check]}  {shown} +BROKEN", line)
         assert why.startswith("        ")
         assert said[check.__name__] in why
+
+
+def test_nothing_is_said_of_the_positions_of_an_encoding_that_reads_slots():
+    (result,) = checks.conformance("wrong_encodings:ReadsSlots", [checks.positions_are_data])
+    assert (result.error, result.applies) == (None, False)
 
 
 @pytest.mark.slow

@@ -69,6 +69,47 @@ class DividesByTheLength(PositionalEncoding):
         return logits - distances(queries, keys) / keys.slots.shape[1], carry
 
 
+class KeepsAcrossBorders(PositionalEncoding):
+    """Reads the token before, and when decoding takes the last call's for one of this sequence."""
+
+    shift_invariant = "exact"
+    bidirectional = False
+    pointwise = False
+
+    def start_state(self, batch):
+        return jnp.zeros(batch)
+
+    def features(self, x, positions, segments, state):
+        own = x.mean(-1)
+        before = jnp.concatenate([state[:, None], own[:, :-1]], axis=1)
+        within = segments[:, 1:] == segments[:, :-1]
+        within = jnp.concatenate([jnp.ones_like(within[:, :1]), within], axis=1)
+        return own + jnp.where(within, before, 0.0), own[:, -1]
+
+    def logits(self, logits, scores, queries, keys, visible, carry):
+        return logits + keys.features[:, None, None, :], carry
+
+
+class GrowsWithTheLastPosition(PositionalEncoding):
+    """Sharpens all rows as the last one needs it, beyond the length that the model is built for."""
+
+    def logits(self, logits, scores, queries, keys, visible, carry):
+        last = jnp.max(keys.positions) + 1
+        factor = jnp.log(last) / jnp.log(self.dims.context_length)
+        return logits * jnp.maximum(factor, 1.0), carry
+
+
+class ReadsSlots(PositionalEncoding):
+    """Measures distances in slots: right where positions follow one another, and nowhere else."""
+
+    shift_invariant = "exact"
+    bidirectional = False
+
+    def logits(self, logits, scores, queries, keys, visible, carry):
+        apart = queries.slots[:, None, :, None] - keys.slots[:, None, None, :]
+        return logits - apart.astype(jnp.float32), carry
+
+
 class SumsInTheFeatures(PositionalEncoding):
     """Keeps the running sum of a call instead of each token's own number."""
 

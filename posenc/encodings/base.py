@@ -17,6 +17,9 @@ from jaxtyping import Array, Bool, Float, Num
 
 Streams = dict[str, Array]
 
+# Of products that encodings make in float32: a lower default precision would round them.
+HIGHEST = jax.lax.Precision.HIGHEST
+
 
 class EncodingError(ValueError):
     """Something that a user asked of an encoding and that it cannot do, in one line."""
@@ -89,6 +92,7 @@ class PositionalEncoding(nnx.Module):
         between: a logit depends on every slot between its key and its query, so that there may be
             no sinks beside it.
         sparse: a key that is seen may have no weight at all.
+        widens: its rotated sides are wider than those projected.
         bidirectional: has a form without the causal mask.
         per_layer: each layer has parameters of its own (otherwise all layers share them).
         decayed: names of the parameters that weight decay applies to.
@@ -112,6 +116,7 @@ class PositionalEncoding(nnx.Module):
     sinks: int = 0
     between: bool = False
     sparse: bool = False
+    widens: bool = False
 
     def __init__(self, dims: Dimensions, rngs: nnx.Rngs):
         self.dims = dims
@@ -218,20 +223,36 @@ class PositionalEncoding(nnx.Module):
         representable = self.representable(np.asarray(positions))
         if representable is None or bool(np.all(representable)):
             return
+        limit = self.max_position
+        assert limit is not None
         culprit = np.asarray(positions)[~np.asarray(representable)].flat[0]
-        ways = ["stay below it", f"build the model with a larger max_position ({self.name})"]
-        if self.extensions:
-            ways.append(
-                "evaluate by an extension policy (--extend " + ", ".join(self.extensions) + ")"
-            )
+        ways = [f"give whole positions from 0 to {limit - 1}"]
+        if culprit >= limit:
+            ways = [
+                f"stay below {limit}",
+                f"build the model with a larger max_position ({self.name})",
+            ]
+            if self.extensions:
+                ways.append(
+                    "evaluate by an extension policy (--extend " + ", ".join(self.extensions) + ")"
+                )
         raise PositionOutOfRange(
             f"position {culprit} has no representation in {self.name}, which knows positions 0 to "
-            f"{self.max_position - 1}: " + ", or ".join(ways)  # type: ignore[operator]
+            f"{limit - 1}: " + ", or ".join(ways)
         )
 
     def replaces(self, hook: str) -> bool:
         """Say whether ``hook`` is its own, which one part of a layer's sum may have at the most."""
         return getattr(type(self), hook) is not getattr(PositionalEncoding, hook)
+
+    @property
+    def turns(self) -> bool:
+        """Whether it rotates: policies for rotations act on all that do, or on none."""
+        return self.replaces("rotate_queries") or self.replaces("rotate_keys")
+
+    def modifiers(self) -> PositionalEncoding | None:
+        """Give what of it tells nothing of position, or None."""
+        return self if self.modifier else None
 
     def extended(self, policy: str, length: int, /, **options: Any) -> PositionalEncoding:
         """Give this encoding, made to represent ``length`` positions by a named policy.

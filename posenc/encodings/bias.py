@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, Num
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding
 
 # A learned bias by distance is looked up in a row for every distance as long as these are no more,
 # and else by way of each distance's bucket, which takes one more look-up.
@@ -400,7 +400,7 @@ class FIRE(PositionalEncoding):
         passed = rank < jnp.arange(len(kinks) + 1)[:, None]
         # A unit that rises is active once its kink is passed, one that falls until then.
         active = jnp.where(flat, bias > 0, passed == (weight > 0)).astype(jnp.float32)
-        product = functools.partial(jnp.dot, precision=jax.lax.Precision.HIGHEST)
+        product = functools.partial(jnp.dot, precision=HIGHEST)
         base = product(active, bias[:, None] * out) + self.out.bias[...]  # type: ignore[index]
         return kinks, base, product(active, weight[:, None] * out)
 
@@ -473,7 +473,7 @@ class Sandwich(PositionalEncoding):
         product = jnp.matmul(
             queries.prepared,
             jnp.swapaxes(keys.prepared, 1, 2),
-            precision=jax.lax.Precision.HIGHEST,
+            precision=HIGHEST,
         )
         later = queries.positions[:, :, None] > keys.positions[:, None, :]
         total = jnp.where(later, product - self.width / 2, 0.0)

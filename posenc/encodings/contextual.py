@@ -13,10 +13,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding
 from posenc.encodings.running import sums_after
-
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class StickBreaking(PositionalEncoding):
@@ -126,7 +124,8 @@ class CoPE(PositionalEncoding):
     embedding of that distance, interpolated between whole ones, is added to the logit. The
     embeddings are shared by all heads and start at zero.
 
-    The gates are sigmoids of the scores, so that a rotation beside it turns them too.
+    The gates are sigmoids of the scores, so that a rotation beside it turns them too. Beside a
+    window with sinks, keys that are not seen are not counted.
 
     Args:
         dims: of the model.
@@ -197,7 +196,8 @@ class DAPE(PositionalEncoding):
     Args:
         dims: of the model.
         rngs: for the weights.
-        base: the encoding whose bias it adapts; none unless told otherwise.
+        base: the encoding whose bias it adapts, with parameters for every layer, if any; none
+            unless told otherwise.
         version: 1 or 2.
         width: between the two maps.
         residual: whether the bias itself is added too, beside f of it.
@@ -247,13 +247,9 @@ class DAPE(PositionalEncoding):
                 f"two, {base.name}+dape"
             )
         self.version, self.residual, self.remask = version, residual, remask
-        self.shift_invariant = "exact" if base is None else base.shift_invariant
-        self.base = PositionalEncoding(dims, rngs) if base is None else base
-        self.pointwise = version == 1 and self.base.pointwise
-        self.between = version == 2 or self.base.between
-        self.sparse = self.base.sparse
-        self.reach, self.sinks = self.base.reach, self.base.sinks
-        self.max_position, self.extensions = self.base.max_position, self.base.extensions
+        self._rest_on(PositionalEncoding(dims, rngs) if base is None else base)
+        if base is None:
+            self.shift_invariant = "exact"
         maps = nnx.Linear if version == 1 else functools.partial(nnx.Conv, kernel_size=3)
 
         def layer(inputs: int, outputs: int) -> nnx.Module:
@@ -272,6 +268,16 @@ class DAPE(PositionalEncoding):
 
         self.hidden = layer(2 * dims.heads, width)
         self.out = layer(width, dims.heads)
+
+    def _rest_on(self, base: PositionalEncoding) -> None:
+        """Take a base, and whatever follows from what it is."""
+        self.base = base
+        self.shift_invariant = base.shift_invariant
+        self.pointwise = self.version == 1 and base.pointwise
+        self.between = self.version == 2 or base.between
+        self.sparse, self.widens = base.sparse, base.widens
+        self.reach, self.sinks = base.reach, base.sinks
+        self.max_position, self.extensions = base.max_position, base.extensions
 
     def replaces(self, hook: str) -> bool:
         """Say whether the base has the hook."""
@@ -335,6 +341,5 @@ class DAPE(PositionalEncoding):
     def extended(self, policy: str, length: int, /, **options: Any) -> PositionalEncoding:
         """Give this encoding with its base extended."""
         extended = nnx.clone(self)
-        extended.base = self.base.extended(policy, length, **options)
-        extended.max_position = extended.base.max_position
+        extended._rest_on(self.base.extended(policy, length, **options))
         return extended

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding, Side
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding, Side
 from posenc.encodings.running import sums_after, sums_before
 
 GATES = ("content", "bias", "fixed")
@@ -93,7 +93,7 @@ def _gate(dims: Dimensions, rngs: nnx.Rngs) -> nnx.Linear:
         dims.heads,
         kernel_init=nnx.initializers.normal(0.02),
         dtype=jnp.float32,
-        precision=jax.lax.Precision.HIGHEST,
+        precision=HIGHEST,
         rngs=rngs,
     )
 

@@ -12,9 +12,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding
 from posenc.encodings.bias import alibi_slopes, distances
-from posenc.encodings.contextual import HIGHEST
 from posenc.encodings.rotary import rope_angles, rotate
 from posenc.encodings.running import sums_after
 
@@ -96,7 +95,7 @@ class GrapeAP(PositionalEncoding):
     the position of the token itself: so a shift of all positions changes the bias.
 
     In the released code the query's probe is not scaled, pairs turn the other way, and a stays at
-    ALiBi's slopes, where it starts here (``released=true``).
+    ALiBi's slopes, where it starts here (``released=true``). Nothing keeps a learned a above 0.
 
     Args:
         dims: of the model.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import jax
@@ -15,11 +16,30 @@ from posenc.encodings.options import Recipe
 _STRENGTH = ("no", "rounding", "exact")
 
 
+def concerned(policy: str, parts: Iterable[PositionalEncoding]) -> list[int]:
+    """Give the indices of the parts that a policy has to do with, whether they have it or not.
+
+    One that acts on rotations acts on all of them: one without it would go on unsaid beside others.
+    """
+    parts = list(parts)
+    turning = any(part.turns for part in parts if policy in part.extensions)
+    return [
+        index
+        for index, part in enumerate(parts)
+        if policy in part.extensions or (turning and part.turns)
+    ]
+
+
+class _Nothing(PositionalEncoding):
+    shift_invariant = "exact"
+
+
 class Heads(Several):
     """Each of several encodings on heads of its own: ``heads(of=[rope, nope], sizes=[2, 6])``.
 
     An encoding that acts on the token embeddings, or whose window is narrower than the sequence,
-    cannot be one of them: what it does, it does to all heads.
+    cannot be one of them: what it does, it does to all heads. Where one of them has parameters for
+    every layer, so have all.
 
     Args:
         dims: of the model.
@@ -52,13 +72,18 @@ class Heads(Several):
             recipe(dataclasses.replace(dims, heads=size))
             for recipe, size in zip(of, sizes, strict=True)
         ]
+        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+        self.borders = tuple(zip([0, *ends[:-1]], ends, strict=True))
+        self.per_layer = any(part.per_layer for part in parts)
+        self._hold(parts)
+
+    def _hold(self, parts: list[PositionalEncoding]) -> None:
+        """Take encodings in, and whatever follows from what they are."""
         for part in parts:
             if part.replaces("embed") or part.reach is not None:
                 what = "the token embeddings" if part.replaces("embed") else "which slots are seen"
                 raise EncodingError(f"{part.name} acts on {what} and not on single heads")
         self.parts = nnx.List(parts)
-        ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
-        self.borders = tuple(zip([0, *ends[:-1]], ends, strict=True))
         self.shift_invariant: Literal["exact", "rounding", "no"] = min(
             (part.shift_invariant for part in parts), key=_STRENGTH.index
         )
@@ -66,7 +91,7 @@ class Heads(Several):
         self.pointwise = all(part.pointwise for part in parts)
         self.sparse = any(part.sparse for part in parts)
         self.between = any(part.between for part in parts)
-        self.per_layer = any(part.per_layer for part in parts)
+        self.widens = any(part.widens for part in parts)
         self.extensions = tuple(dict.fromkeys(name for p in parts for name in p.extensions))
         limits = [part.max_position for part in parts if part.max_position is not None]
         self.max_position = min(limits, default=None)
@@ -83,6 +108,8 @@ class Heads(Several):
                 rotated = side.rotated
                 if rotated is not None:
                     rotated = rotated[:, :, low:high]
+                    if not part.widens:  # less the nought that others' width has added
+                        rotated = rotated[..., : self.dims.head_width]
                 shares.append(
                     dataclasses.replace(
                         side,
@@ -150,11 +177,29 @@ class Heads(Several):
         return None if not made else jax.tree.reduce(lambda a, b: a & b, made)
 
     def extended(self, policy: str, length: int, /, **options: Any) -> PositionalEncoding:
-        """Give this mixture, with every encoding extended that has the policy."""
+        """Give this mixture, with every encoding extended that the policy has to do with."""
         if policy not in self.extensions:
             return super().extended(policy, length, **options)
         extended = nnx.clone(self)
-        for index, part in enumerate(extended.parts):
-            if policy in part.extensions:
-                extended.parts[index] = part.extended(policy, length, **options)
+        chosen = concerned(policy, extended.parts)
+        extended._hold(
+            [
+                part.extended(policy, length, **options) if index in chosen else part
+                for index, part in enumerate(extended.parts)
+            ]
+        )
         return extended
+
+    def modifiers(self) -> PositionalEncoding | None:
+        """Give this mixture with nothing but modifiers in it, or None."""
+        kept = [part.modifiers() for part in self.parts]
+        if not any(kept):
+            return None
+        mixture = nnx.clone(self)
+        mixture._hold(
+            [
+                _Nothing(part.dims, nnx.Rngs(0)) if own is None else own
+                for part, own in zip(self.parts, kept, strict=True)
+            ]
+        )
+        return mixture

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding, Side
-from posenc.encodings.contextual import HIGHEST
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding, Side
 from posenc.encodings.convolution import ShortConvolution
 
 # Keys that are taken at once, a power of two: what is done for each chunk grows with its square,
@@ -54,7 +53,9 @@ class PaTH(PositionalEncoding):
     A score is ``q_i . H_i H_(i-1) ... H_(j+1) k_j / sqrt(D)``, ``H_l = I - b_l w_l w_l^T``. The
     unit vector w of each head is the layer's input through a map of low rank, a short causal
     convolution and SiLU; b, between 0 and 2, is twice a sigmoid of the input. As released; there,
-    too, queries and keys have no norm of their own unless the model gives them one.
+    too, queries and keys have no norm of their own unless the model gives them one, and ``1e-6`` is
+    added to the square of w's length before w is divided by it: at widths below 256, w begins
+    shorter than 1 (0.75 at 64).
 
     A block of rows passes over the keys from the last to the first, a chunk at a time, and never
     forms a product of matrices: within a chunk, what each token takes off the rows is the solution

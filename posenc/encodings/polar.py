@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from posenc.encodings.base import Dimensions, EncodingError, Side
+from posenc.encodings.bias import held
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.scaling import Scaling
 
@@ -41,6 +42,7 @@ class PoPE(Rotary):
 
     name = "pope"
     per_layer = True
+    widens = True
     reference = """@article{gopalakrishnan2025decoupling,
   title={Decoupling the ``What'' and ``Where'' With Polar Coordinate Positional Embeddings},
   author={Gopalakrishnan, Anand and Csord{\\'a}s, R{\\'o}bert and Schmidhuber, J{\\"u}rgen and
@@ -81,6 +83,4 @@ class PoPE(Rotary):
 
     def rotate_keys(self, keys: Side):
         """Give complex numbers whose phases are the keys' positions and the learned phases."""
-        free = self.phase[...]
-        held = jax.lax.stop_gradient(jnp.clip(free, -2 * math.pi, 0.0))
-        return self._polar(keys, held + (free - jax.lax.stop_gradient(free)))
+        return self._polar(keys, held(self.phase[...], -2 * math.pi, 0.0))

@@ -35,12 +35,13 @@ from posenc.encodings.contextual import DAPE, CoPE, Selective, StickBreaking
 from posenc.encodings.extension import POLICIES
 from posenc.encodings.forgetting import Cable, FoX
 from posenc.encodings.grape import GrapeA, GrapeAP
-from posenc.encodings.mixture import Heads
+from posenc.encodings.mixture import Heads, concerned
 from posenc.encodings.nope import NoPE
 from posenc.encodings.options import Recipe, SpecError, checked, fits, nearest, options_of
 from posenc.encodings.path import PaTH
 from posenc.encodings.polar import PoPE
 from posenc.encodings.relative import Shaw, TransformerXL
+from posenc.encodings.remapping import REMAPS
 from posenc.encodings.rotary import FoPE, HoPE, PRoPE, RoPE, XPos
 from posenc.encodings.sampling import LAYER_POSITIONS, SAMPLERS, Sampler
 from posenc.encodings.scaling import SCALINGS, Scaling
@@ -321,7 +322,7 @@ def canonical_part(part: Part) -> Part:
 
     ``theta=10000.0`` and ``theta=10000`` are one where a float is meant.
     """
-    known: dict[str, Any] = {**SCALINGS, **SAMPLERS, **REGISTRY}
+    known: dict[str, Any] = {**SCALINGS, **SAMPLERS, **REMAPS, **REGISTRY, "drop": Temperature}
     hints = typing.get_type_hints(known[part.name].__init__) if part.name in known else {}
     options = []
     for key, value in part.options:
@@ -446,6 +447,11 @@ class Encodings(nnx.Module):
         parts: list[PositionalEncoding] = []
         shared: dict[str, int] = {}  # by how a part is written: 1, 1.0 and true are equal
         used: list[tuple[int, ...]] = []
+        for layer in spec:
+            written = [str(part) for part in layer]
+            if len(set(written)) < len(written):
+                twice = max(written, key=written.count)
+                raise SpecError(f"{twice} twice in one layer: write it once")
         for depth in range(layers):
             indices = []
             for part in spec[depth % len(spec)]:
@@ -466,6 +472,15 @@ class Encodings(nnx.Module):
     def _check_layers(self) -> None:
         """Raise ``SpecError`` for parts that cannot be added."""
         parts = self.parts
+        for indices in dict.fromkeys(self.used):
+            turning = [parts[i] for i in indices if parts[i].turns]
+            wide = [part.name for part in turning if part.widens]
+            if wide and len(turning) > 1:
+                other = next(part.name for part in turning if part.name != wide[0])
+                raise SpecError(
+                    f"{wide[0]} and {other} cannot be added in one layer: {wide[0]} makes more "
+                    "channels than are projected, and what they turn by is not defined"
+                )
         read = [part.name for part in parts if isinstance(part, TokenStream)]
         if len(set(read)) < len(read):
             raise SpecError(f"{max(read, key=read.count)} twice: its stream is one for a model")
@@ -551,22 +566,18 @@ class Encodings(nnx.Module):
                 part.check_positions(places)
 
     def extends(self, policy: str, length: int) -> list[int]:
-        """Give the indices of the parts that a policy would change for ``length`` positions.
+        """Give the indices of the parts that a policy is to change for ``length`` positions.
 
-        None where a part ends before ``length`` and has no such policy.
+        An empty list where a part ends before ``length`` and has no such policy.
         """
         if policy in self._WHOLE:
             ends = self.max_position is not None and self.max_position < length
             return [] if policy == "window" and ends else list(range(len(self.parts)))
-        chosen = []
-        for index, part in enumerate(self.parts):
-            ends = part.max_position is not None and part.max_position < length
-            if policy not in part.extensions:
-                if ends:
-                    return []
-            elif ends or part.max_position is None:
-                chosen.append(index)
-        return chosen
+        ending = [p.max_position is not None and p.max_position < length for p in self.parts]
+        chosen = concerned(policy, self.parts)
+        if any(end and index not in chosen for index, end in enumerate(ending)):
+            return []
+        return [i for i in chosen if ending[i] or self.parts[i].max_position is None]
 
     def extend(self, policy: Part, length: int) -> list[str]:
         """Extend every part that has the policy, for ``length`` positions.
@@ -591,6 +602,9 @@ class Encodings(nnx.Module):
                 part.extended(policy.name, length, **dict(policy.options))  # raises
         needs = POLICIES[policy.name].needs if policy.name in POLICIES else "part"
         if not chosen and needs != "table":
+            for part in self.parts:
+                if needs == "rotation" and part.turns:
+                    part.extended(policy.name, length, **dict(policy.options))  # raises
             raise EncodingError(
                 f"extension policy {policy.name} needs a {needs} to act on, and "
                 f"{', '.join(dict.fromkeys(p.name for p in self.parts))} has none"
@@ -598,9 +612,10 @@ class Encodings(nnx.Module):
         if policy.name in self._WHOLE:
             getattr(self, f"_{policy.name}")(dict(policy.options))
         else:
-            for index in chosen:
-                part = self.parts[index]
-                self.parts[index] = part.extended(policy.name, length, **dict(policy.options))
+            options = dict(policy.options)
+            extended = {i: self.parts[i].extended(policy.name, length, **options) for i in chosen}
+            for index, part in extended.items():
+                self.parts[index] = part
         self._check_layers()
         return [self.parts[index].name for index in chosen]
 
@@ -619,8 +634,8 @@ class Encodings(nnx.Module):
         Gelberg et al., 2025. Its softmax scale is an option: ``drop(factor=4, slope=0.412)``.
         """
         for index, part in enumerate(self.parts):
-            if not part.modifier:
-                self.parts[index] = NoPE(self.dims, nnx.Rngs(0))
+            kept = part.modifiers()
+            self.parts[index] = NoPE(self.dims, nnx.Rngs(0)) if kept is None else kept
         if options:
             options = {"slope": 0.1, "power": 1.0, **options}
             scale = Temperature(self.dims, nnx.Rngs(0), **checked(Temperature, "drop", options))

@@ -11,11 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Int
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding, Side
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding, Side
 from posenc.encodings.rotary import from_first_row, rope_angles
 from posenc.encodings.scaling import spectrum
-
-EXACT = jax.lax.Precision.HIGHEST
 
 
 class Shaw(PositionalEncoding):
@@ -79,7 +77,7 @@ class Shaw(PositionalEncoding):
             "bthd,rd->bhtr",
             queries.x.astype(jnp.float32),
             self.key_table[...],
-            precision=EXACT,
+            precision=HIGHEST,
         )
         picked = jnp.take_along_axis(products, self._rows(queries, keys), axis=-1)
         return super().scores(queries, keys, visible) + picked * queries.x.shape[-1] ** -0.5
@@ -99,7 +97,7 @@ class Shaw(PositionalEncoding):
             values,
             preferred_element_type=jnp.float32,
         )
-        mixed += jnp.einsum("bhtr,rd->bthd", summed, self.value_table[...], precision=EXACT)
+        mixed += jnp.einsum("bhtr,rd->bthd", summed, self.value_table[...], precision=HIGHEST)
         return mixed.astype(values.dtype)
 
 
@@ -162,7 +160,7 @@ class TransformerXL(PositionalEncoding):
         """Add the products of both biases and of the distance, in float32."""
         scale = queries.x.shape[-1] ** -0.5
         by_key = jnp.einsum(
-            "hd,bshd->bhs", self.u[...], keys.x.astype(jnp.float32), precision=EXACT
+            "hd,bshd->bhs", self.u[...], keys.x.astype(jnp.float32), precision=HIGHEST
         )
         # What a query has for the sine and for the cosine of every frequency.
         shape = (self.dims.width, self.dims.heads, self.dims.head_width)
@@ -171,7 +169,7 @@ class TransformerXL(PositionalEncoding):
                 "bthd,mhd->bthm",
                 queries.x.astype(jnp.float32) + self.v[...],
                 self.position.kernel[...].reshape(shape),
-                precision=EXACT,
+                precision=HIGHEST,
             ),
             2,
             axis=-1,
@@ -189,7 +187,7 @@ class TransformerXL(PositionalEncoding):
             "bthm,bsm->bhts",
             jnp.concatenate([for_cos, for_sin], axis=-1),
             jnp.concatenate([their_cos, their_sin], axis=-1),
-            precision=EXACT,
+            precision=HIGHEST,
         )
         added = (by_key[:, :, None, :] + by_distance) * scale
         return super().scores(queries, keys, visible) + added

@@ -16,6 +16,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Num
 
 from posenc.encodings.base import (
+    HIGHEST,
     Dimensions,
     EncodingError,
     PositionalEncoding,
@@ -184,7 +185,9 @@ class Rotary(PositionalEncoding):
             return None
         fixed, factor = self.frequencies()
         total = self.scaling is not None and self.scaling.dynamic
-        inv_freq = self._frequencies_at(jnp.max(positions) + 1) if total else fixed
+        # Each row's own: windows that are scored beside each other do not change each other.
+        longest = jnp.max(positions, axis=-1, keepdims=True) + 1
+        inv_freq = self._frequencies_at(longest) if total else fixed
         cos, sin = rope_angles(positions, inv_freq, factor)
         return cos[..., None, :], sin[..., None, :]
 
@@ -213,7 +216,7 @@ class Rotary(PositionalEncoding):
         if self.remap is not None:
             return self._remapped(queries, keys, self.remap)
         assert self.scaling is not None
-        chunk = self.scaling.chunk
+        chunk = self.scaling.chunk or _chunk(self.original)
         length = (jnp.floor_divide(queries.positions, chunk).astype(jnp.int32) + 1) * chunk
         length = jnp.maximum(length, self.original)  # all below are one
         real = queries.segments != 0
@@ -267,14 +270,14 @@ class Rotary(PositionalEncoding):
         """Give this encoding with its frequencies rescaled, or its far distances replaced.
 
         Raises:
-            EncodingError: an unknown policy or option, or a scaling is at work already.
+            EncodingError: an unknown policy or option, or another one is at work already.
         """
         if policy not in self.extensions or policy not in (*SCALINGS, *REMAPS):
             return super().extended(policy, length, **options)
-        if self.scaling is not None:
+        before = self.scaling or self.remap
+        if before is not None:
             raise EncodingError(
-                f"{self.name} is scaled by {self.scaling.name} already: {policy} on top of it has "
-                "no definition"
+                f"{self.name} has {before.name} already: {policy} on top of it has no definition"
             )
         extended = nnx.clone(self)
         if policy in SCALINGS:
@@ -287,10 +290,20 @@ class Rotary(PositionalEncoding):
         return extended
 
 
+def _chunk(original: int) -> int:
+    """Give the largest divisor of a length up to 256."""
+    return next(chunk for chunk in range(min(original, 256), 0, -1) if original % chunk == 0)
+
+
 def _partial(dims: Dimensions, partial: float, name: str) -> int:
     if not 0 < partial <= 1:
         raise EncodingError(f"{name}(partial={partial}): it is a share of channels, above 0, to 1")
-    return int(dims.head_width * partial)
+    rotated = int(dims.head_width * partial)
+    if not rotated:
+        raise EncodingError(
+            f"{name}(partial={partial}): of {dims.head_width} channels it leaves none to rotate"
+        )
+    return rotated
 
 
 class RoPE(Rotary):
@@ -631,7 +644,7 @@ class FoPE(HoPE):
                 "bnk,hkf->bnhf",
                 waves[:, :, 0, : self.kept],
                 mix[...],
-                precision=jax.lax.Precision.HIGHEST,
+                precision=HIGHEST,
             )
             pad = ((0, 0), (0, 0), (0, 0), (0, self.rotated // 2 - self.mixed))
             turned.append(jnp.pad(mixed, pad, constant_values=factor * rest))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from posenc.encodings.base import HIGHEST
 
 CHUNK = 64
 
@@ -32,7 +33,7 @@ def _sums(values: Float[Array, "*rows S"], later: bool) -> Float[Array, "*rows S
     chunks = padded.reshape(*values.shape[:-1], count, chunk)
     ones = jnp.ones((chunk, chunk), values.dtype)
     added = jnp.tril(ones, -1) if later else jnp.triu(ones, 1)
-    sums = jnp.matmul(chunks, added, precision=jax.lax.Precision.HIGHEST)
+    sums = jnp.matmul(chunks, added, precision=HIGHEST)
     if count > 1:
         sums = sums + _sums(jnp.sum(chunks, axis=-1), later)[..., None]
     return sums.reshape(padded.shape)[..., :size]

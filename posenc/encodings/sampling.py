@@ -17,6 +17,9 @@ from posenc.encodings.base import EncodingError
 # The stream that holds positions of every layer's own, [B, T, N]; without it all layers share one.
 LAYER_POSITIONS = "layer_positions"
 
+# What draws of positions are a function of beside their seed: not what those of streams are.
+PLACES = 0x706C6163
+
 
 def sequential_positions(segments: np.ndarray) -> np.ndarray:
     """Count from 0 at the first slot of each segment.
@@ -41,7 +44,8 @@ class Sampler:
     Attributes:
         name: how ``--positions`` calls it.
         max_position: positions lie below it; None is no limit but the number of tokens.
-        per: ``example``: each segment draws its own; ``batch``: all segments of a batch draw alike.
+        per: ``example``: each segment draws its own; ``batch``: in training, all segments of a
+            batch draw alike.
         layers: ``shared``: one draw for all layers; ``each``: a draw of its own for every layer.
         evaluation: ``sequential``, ``resample`` (drawn as in training) or ``even`` (spread evenly
             over all positions).
@@ -119,12 +123,15 @@ class Sampler:
             return sequential_positions(segments), {}
         own = self.layers == "each" and way == "resample"
         placed = np.zeros((*segments.shape, layers if own else 1), np.int32)
+        # In evaluation every window has its own draw: one for all of them would be a sample of one.
+        alike = self.per == "batch" and training
         for layer in range(placed.shape[-1]):
             for owners, row, out in zip(segments, rows, placed[..., layer], strict=True):
-                rng = np.random.default_rng([*seed, layer, row])
+                key = [*seed, layer, 0 if alike else 1 + row, PLACES]
+                rng = np.random.default_rng(key)
                 for low, high in runs(owners):
-                    if self.per == "batch":
-                        rng = np.random.default_rng([*seed, layer])
+                    if alike:
+                        rng = np.random.default_rng(key)
                     tokens = high - low
                     drawn = way == "resample"
                     out[low:high] = self.draw(tokens, rng) if drawn else self.spread(tokens)

@@ -29,7 +29,8 @@ class Scaling:
         name: how specs call it.
         dynamic: whether the ratios depend on the length (``ratios_at``).
         original: L, or None for the length that the model is built for.
-        chunk: a query at position p counts as one of length ``(p // chunk + 1) * chunk``.
+        chunk: a query at position p counts as one of length ``(p // chunk + 1) * chunk``; None for
+            the largest divisor of L up to 256, so that no length within L counts as one beyond it.
         scale_from: ``position`` of each query, so that later tokens change nothing; or ``total``,
             the released rule: the largest position of the whole pass.
         reference: a BibTeX entry.
@@ -40,7 +41,7 @@ class Scaling:
     reference: ClassVar[str] = ""
 
     original: int | None = None
-    chunk: int = 256
+    chunk: int | None = None
     scale_from: str = "position"
 
     def ratios(self, width: int, theta: float, original: int) -> tuple[np.ndarray, float]:
@@ -59,7 +60,7 @@ class Scaling:
             if value is not None and not value >= limit:
                 raise EncodingError(f"{self.name}({option}={value}): it must be at least {limit:g}")
 
-    def _dynamic_options(self, chunk: int, scale_from: str) -> None:
+    def _dynamic_options(self, chunk: int | None, scale_from: str) -> None:
         self._require(chunk=(chunk, 1))
         if scale_from not in ("position", "total"):
             raise EncodingError(f"{self.name} has no scale_from {scale_from!r}: position, total")
@@ -135,7 +136,8 @@ class DynamicNTK(Scaling):
     Args:
         factor: of the formula; 1 gives ``s = n / L``.
         original: L; the length that the model is built for unless told otherwise.
-        chunk: n is rounded up to a multiple of it.
+        chunk: n is rounded up to a multiple of it; unless told otherwise the largest divisor of L
+            up to 256, so that within L nothing changes.
         scale_from: ``position`` or ``total``.
     """
 
@@ -148,7 +150,7 @@ class DynamicNTK(Scaling):
         *,
         factor: float = 1.0,
         original: int | None = None,
-        chunk: int = 256,
+        chunk: int | None = None,
         scale_from: str = "position",
     ):
         self._require(factor=(factor, 1), original=(original, 1))
@@ -172,6 +174,10 @@ def _rotations_ramp(width, theta, original, low, high):
 
 def _index_ramp(width, theta, original, low, high, truncate):
     """Give gamma by the channel's index, as released: linear from ``high``'s place to ``low``'s."""
+    if theta <= 1:
+        raise EncodingError(
+            f"a ramp by index needs theta above 1, and got {theta:g}: take ramp=rotations"
+        )
 
     def place(rotations: float) -> float:
         return width * math.log(original / (2 * math.pi * rotations)) / (2 * math.log(theta))
@@ -278,10 +284,11 @@ class LongRoPE(Scaling):
     Args:
         factors: the long divisors, one a channel pair.
         short: the divisors within L; all 1 unless told otherwise.
-        factor: s, for the attention factor.
+        factor: s, for the attention factor alone, which is 1 unless told what s is.
         original: L; the length that the model is built for unless told otherwise.
         attention_factor: instead of the formula's.
-        chunk: of the switch: a query's length is rounded up to a multiple of it.
+        chunk: of the switch: a query's length is rounded up to a multiple of it, unless told
+            otherwise the largest divisor of L up to 256.
         scale_from: ``position`` or, as released, ``total``.
     """
 
@@ -303,7 +310,7 @@ class LongRoPE(Scaling):
         factor: float = 1.0,
         original: int | None = None,
         attention_factor: float | None = None,
-        chunk: int = 256,
+        chunk: int | None = None,
         scale_from: str = "position",
     ):
         self._require(factor=(factor, 1), original=(original, 1))
@@ -349,7 +356,8 @@ class Llama3(Scaling):
         factor: s.
         low_freq_factor: low.
         high_freq_factor: high.
-        original: L, 8192 in Llama 3.1.
+        original: L, 8192 in Llama 3.1; the length that the model is built for unless told
+            otherwise.
     """
 
     name = "llama3"

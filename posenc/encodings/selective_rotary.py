@@ -12,13 +12,13 @@ import numpy as np
 from flax import nnx
 
 from posenc.encodings.base import (
+    HIGHEST,
     Dimensions,
     EncodingError,
     PositionalEncoding,
     Side,
     scaled_product,
 )
-from posenc.encodings.contextual import HIGHEST
 from posenc.encodings.convolution import ShortConvolution
 from posenc.encodings.forgetting import at_rows, sums_from_first_row
 from posenc.encodings.rotary import rotate
@@ -100,6 +100,11 @@ class SelectiveRoPE(PositionalEncoding):
         self.up = linear(rank, angles, bias=False)
         self.conv = ShortConvolution(conv, angles, rngs)
         self.gate = linear(dims.width, dims.heads, bias=True) if gate else None
+
+    @property
+    def turns(self) -> bool:
+        """Whether it rotates: it does, when scores are made."""
+        return True
 
     def start_state(self, batch):
         """Start the convolution."""

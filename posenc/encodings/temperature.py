@@ -17,9 +17,8 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding
+from posenc.encodings.base import HIGHEST, Dimensions, EncodingError, PositionalEncoding
 from posenc.encodings.bias import distances
-from posenc.encodings.contextual import HIGHEST
 
 
 class LogN(PositionalEncoding):
@@ -194,6 +193,12 @@ class Sink(PositionalEncoding):
   author={{OpenAI}},
   journal={arXiv preprint arXiv:2508.10925},
   year={2025}
+}
+@misc{miller2023attention,
+  title={Attention Is Off By One},
+  author={Miller, Evan},
+  howpublished={Blog post},
+  year={2023}
 }"""
 
     def __init__(self, dims: Dimensions, rngs: nnx.Rngs, *, learned: bool = True):
@@ -284,13 +289,13 @@ class ASEntmax(PositionalEncoding):
     shift_invariant = "exact"
     reference = """@inproceedings{vasylenko2026long,
   title={Long-Context Generalization with Sparse Attention},
-  author={Vasylenko, Pavlo and Pitorro, Hugo and Martins, Andr{\'e} F. T. and Treviso, Marcos},
+  author={Vasylenko, Pavlo and Pitorro, Hugo and Martins, Andr{\\'e} F. T. and Treviso, Marcos},
   booktitle={International Conference on Learning Representations},
   year={2026}
 }
 @inproceedings{peters2019sparse,
   title={Sparse Sequence-to-Sequence Models},
-  author={Peters, Ben and Niculae, Vlad and Martins, Andr{\'e} F. T.},
+  author={Peters, Ben and Niculae, Vlad and Martins, Andr{\\'e} F. T.},
   booktitle={Annual Meeting of the Association for Computational Linguistics},
   year={2019}
 }"""

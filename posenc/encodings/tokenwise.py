@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding
+from posenc.encodings.base import Dimensions, EncodingError, PositionalEncoding, PositionOutOfRange
 
 
 class TokenStream(PositionalEncoding):
@@ -63,11 +63,11 @@ class TokenStream(PositionalEncoding):
         return (positions >= 0) & (positions < self.rows)
 
     def check_positions(self, positions: np.ndarray) -> None:
-        """Raise ``EncodingError`` for the first value of the stream that is no row."""
+        """Raise ``PositionOutOfRange`` for the first value of the stream that is no row."""
         values = np.asarray(positions)
         outside = values[~np.asarray(self.representable(values))]
         if outside.size:
-            raise EncodingError(
+            raise PositionOutOfRange(
                 f"{self.name} has {self.rows} rows, and a number needs row {outside.flat[0]}: "
                 f"give shorter numbers, or build the model with {self.room}"
             )

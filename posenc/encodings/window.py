@@ -31,6 +31,12 @@ class Window(PositionalEncoding):
   author={Beltagy, Iz and Peters, Matthew E. and Cohan, Arman},
   journal={arXiv preprint arXiv:2004.05150},
   year={2020}
+}
+@inproceedings{xiao2024efficient,
+  title={Efficient Streaming Language Models with Attention Sinks},
+  author={Xiao, Guangxuan and Tian, Yuandong and Chen, Beidi and Han, Song and Lewis, Mike},
+  booktitle={International Conference on Learning Representations},
+  year={2024}
 }"""
 
     def __init__(self, dims: Dimensions, rngs: nnx.Rngs, *, size: int, sinks: int = 0):
