@@ -122,8 +122,10 @@ def test_what_cannot_be_made_is_refused_in_one_line(spec, message, dims):
 
 
 def test_channels_that_another_part_widens_are_refused():
-    encoding = layer("pope+selective_rope")
-    x = jnp.ones((1, 5, 4, 8))
-    wide = dataclasses.replace(side(x), rotated=jnp.ones((1, 5, 4, 16)), features=(None,) * 2)
+    with pytest.raises(EncodingError, match="pope makes more channels than are projected"):
+        layer("pope+selective_rope")
+    # By a plug-in that does not say so, too.
+    encoding = layer("selective_rope")
+    wide = dataclasses.replace(side(jnp.ones((1, 5, 4, 8))), rotated=jnp.ones((1, 5, 4, 16)))
     with pytest.raises(EncodingError, match="8 a head, and here are 16: leave out what widens"):
         encoding.scores(wide, wide, None)

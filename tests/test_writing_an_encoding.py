@@ -137,8 +137,11 @@ def test_a_table_ends_loudly_and_is_extended_by_name(written):
     config = posenc.TransformerConfig(vocab_size=31, width=32, heads=4)
     model = posenc.Transformer(config, "my_encodings:KeyPlace", 8)
     tokens = jnp.zeros((1, 9), jnp.int32)
-    for positions in (jnp.arange(9)[None], jnp.arange(9.0)[None] / 2):
-        with pytest.raises(posenc.PositionOutOfRange, match=r"key_place.*clamp"):
+    for positions, way in (
+        (jnp.arange(9)[None], "stay below 8.*key_place.*clamp"),
+        (jnp.arange(9.0)[None] / 2, "position 0.5 has no .*key_place.*give whole positions"),
+    ):
+        with pytest.raises(posenc.PositionOutOfRange, match=way):
             model(tokens, positions)
     dims = posenc.Dimensions(32, 4, 8, 8)
     part = posenc.build("my_encodings:KeyPlace", 1, dims, jax.random.key(0)).at(0)
