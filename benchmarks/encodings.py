@@ -1,6 +1,6 @@
 """What each encoding costs in training: time and memory of a step beside no encoding, in one run.
 
-    python -m benchmarks.encodings --out docs/encodings/benchmark.md        (25 minutes)
+    python -m benchmarks.encodings --out docs/encodings/benchmark.md        (15 minutes)
 
 An encoding's step and that of no encoding are timed in turn, so that a machine whose speed drifts
 slows both; quoted are medians of the ratios pair by pair, and the compiler's own account of
