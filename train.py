@@ -47,9 +47,14 @@ class Arguments:
     model: str = "tiny"
     """A preset; see `python -m posenc list`."""
     data: str = "manuals-small"
-    """A corpus by name, or a glob of .txt or .jsonl files."""
+    """A corpus by name; a glob of .txt or .jsonl files; or token files of the splits, .npy or .bin
+    (uint16), with commas: train.bin,valid.bin,test.bin."""
+    separator_id: int | None = None
+    """Of token files: the token that begins a document; without it (and with --bos none), a file
+    is one document."""
     tokenizer: str = "bytes"
-    """The only one so far."""
+    """bytes, or a file of byte-level BPE: a tokenizer.json of Hugging Face's tokenizers, or a
+    vocabulary of tiktoken (.tiktoken); `python -m posenc.data tokenizer` trains one."""
     bos: Literal["document", "none"] = "document"
     """Whether every document begins with a BOS token."""
     positions: str = "sequential"
@@ -113,6 +118,7 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
             preset=arguments.model,
             model=shape,
             data=arguments.data,
+            separator_id=arguments.separator_id,
             tokenizer=arguments.tokenizer,
             bos=arguments.bos,
             positions=arguments.positions,
@@ -300,11 +306,11 @@ def main(arguments: Arguments) -> list[Path]:
     print(f"compiled programs are kept in {keep_compiled()}")
 
     # --- Data: the same for every run -----------------------------------------------------------
-    corpus = datasets.load(arguments.data)
+    corpus = datasets.open_data(arguments.data, arguments.separator_id)
     tokenizer = datasets.tokenizer(arguments.tokenizer)
     identity = datasets.identity(corpus, tokenizer, arguments.bos)
     streams = {
-        name: datasets.TokenStream(datasets.split(corpus, name), tokenizer, arguments.bos)
+        name: datasets.token_stream(corpus, name, tokenizer, arguments.bos)
         for name in datasets.SPLITS  # test too: an evaluation will want it
     }
     windows = datasets.Windows(streams["train"], arguments.train_length)
@@ -322,6 +328,7 @@ def main(arguments: Arguments) -> list[Path]:
     for config in configs:
         run = start_run(arguments.out, arguments.name, config, identity, arguments.keep)
         folders.append(run.folder)
+        datasets.keep_tokenizer(tokenizer, run.folder / "tokenizer")
         if run.finished and arguments.checkpoint is None:
             print(f"{run.folder}: finished before, left as it is")
             continue

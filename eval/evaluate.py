@@ -48,12 +48,14 @@ class TestText:
     Attributes:
         documents: token ids, without BOS.
         tokenizer: that made them.
+        bos: the id that begins a document.
     """
 
     __test__ = False  # pytest looks at names
 
     documents: list[np.ndarray]
     tokenizer: datasets.Tokenizer
+    bos: int
 
 
 def load_text(run: Run) -> TestText:
@@ -62,17 +64,29 @@ def load_text(run: Run) -> TestText:
     Raises:
         UserError: the data are not what they were.
     """
-    corpus = datasets.load(run.config.data)
-    tokenizer = datasets.tokenizer(run.config.tokenizer)
-    identity = datasets.identity(corpus, tokenizer, run.config.bos)
-    if identity != run.data:
-        changed = [key for key in identity if identity[key] != run.data.get(key)]
+    config = run.config
+    corpus = datasets.open_data(config.data, config.separator_id)
+    # The run has a copy of its tokenizer's files, which may lie elsewhere on this machine.
+    tokenizer = datasets.tokenizer(config.tokenizer, beside=run.folder / "tokenizer")
+    identity = datasets.identity(corpus, tokenizer, config.bos)
+    changed = [
+        f"{key} ({run.data.get(key)} there, {identity.get(key)} now)"
+        for key in sorted(identity.keys() | run.data.keys())
+        if identity.get(key) != run.data.get(key)
+    ]
+    if changed:
         raise UserError(
-            f"{run.folder} was trained on other data: {', '.join(changed)} of {run.config.data!r} "
+            f"{run.folder} was trained on other data: {', '.join(changed)} of {config.data!r} "
             "changed since; restore the data, or train again"
         )
-    documents = [tokenizer.encode(d.text) for d in datasets.split(corpus, "test")]
-    return TestText(documents, tokenizer)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise UserError(
+            f"{run.folder} has a vocabulary of {config.model.vocab_size}, and the tokenizer "
+            f"{config.tokenizer!r} has {tokenizer.vocab_size}: evaluate with the version of posenc "
+            "that trained it"
+        )
+    documents = datasets.token_documents(corpus, "test", tokenizer, config.bos)
+    return TestText(documents, tokenizer, datasets.bos_id(corpus, tokenizer))
 
 
 def _plans(text: TestText, length: int, settings: Settings, with_bos: bool) -> dict[str, list[Any]]:
@@ -85,7 +99,7 @@ def _plans(text: TestText, length: int, settings: Settings, with_bos: bool) -> d
 
 def _bytes_per_token(text: TestText, scores: Scores) -> float:
     scored = [
-        window.tokens(text.documents[window.document], text.tokenizer.bos)[window.first :]
+        window.tokens(text.documents[window.document], text.bos)[window.first :]
         for window in scores.windows
     ]
     ids = np.concatenate(scored) if scored else np.zeros(0, np.int64)
@@ -314,7 +328,7 @@ def score_run(
                 make_scorer,
                 windows[job.length],
                 text.documents,
-                text.tokenizer.bos,
+                text.bos,
                 store,
                 {**identity, "extend": job.extend, "length": job.length},
                 progress,

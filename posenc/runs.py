@@ -39,8 +39,9 @@ class RunConfig:
         encoding: a spec, in its canonical form.
         preset: the name that ``model`` was made from.
         model: the transformer's shape.
-        data: a corpus by name, or a glob of text or JSONL files.
-        tokenizer: by name.
+        data: a corpus by name, a glob of text or JSONL files, or token files.
+        separator_id: what begins a document in token files.
+        tokenizer: by name, or the path of its file.
         bos: ``document``: every document begins with a BOS token; or ``none``.
         positions: what gives the tokens of a window their positions, in a canonical form.
         train_length: tokens of a training window, and the length that the model is built for.
@@ -57,6 +58,7 @@ class RunConfig:
     preset: str
     model: TransformerConfig
     data: str
+    separator_id: int | None = None
     tokenizer: str = "bytes"
     bos: Literal["document", "none"] = "document"
     positions: str = "sequential"
@@ -123,6 +125,8 @@ def config_hash(config: RunConfig, data: dict[str, Any]) -> str:
         del tree["model"]["sharing"]
     if tree["positions"] == "sequential":
         del tree["positions"]
+    if tree["separator_id"] is None:
+        del tree["separator_id"]
     text = json.dumps([tree, data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -31,7 +31,7 @@ SHOWN = (
 SETTINGS = (
     *SHOWN,
     *("checkpoint_step", "data.version", "data.split_version", "data.split_rule"),
-    *("data.sha256", "parameters", "recipe_hash"),
+    *("data.sha256", "data.tokenizer_sha256", "parameters", "recipe_hash"),
 )
 # What rows meant that were written before it could be chosen; labels name anything else.
 _USUAL = {"sharing": "all", "positions": "sequential"}

@@ -2,8 +2,10 @@
 
 from posenc.data.corpora import CORPORA, Corpus, Document, cache_folder, load
 from posenc.data.identity import identity
+from posenc.data.reading import bos_id, open_data, token_documents, token_stream
 from posenc.data.splits import SPLIT_VERSION, SPLITS, Block, describe_split, split, split_rule
-from posenc.data.tokens import TOKENIZERS, ByteTokenizer, Tokenizer, tokenizer
+from posenc.data.token_files import TokenCorpus
+from posenc.data.tokens import TOKENIZERS, ByteTokenizer, Tokenizer, keep_tokenizer, tokenizer
 from posenc.data.windows import (
     Batch,
     Batches,
@@ -25,17 +27,23 @@ __all__ = [
     "ByteTokenizer",
     "Corpus",
     "Document",
+    "TokenCorpus",
     "TokenStream",
     "Tokenizer",
     "Windows",
+    "bos_id",
     "cache_folder",
     "describe_split",
     "fixed_windows",
     "identity",
+    "keep_tokenizer",
     "load",
     "make_batch",
+    "open_data",
     "placed",
     "split",
     "split_rule",
+    "token_documents",
+    "token_stream",
     "tokenizer",
 ]

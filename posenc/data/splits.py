@@ -8,6 +8,7 @@ from typing import Literal
 
 from posenc.data._names import unknown
 from posenc.data.corpora import Corpus, Document
+from posenc.data.token_files import TokenCorpus
 from posenc.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -24,13 +25,23 @@ class Block(Document):
     """A piece of a document that is a region of its own: no window crosses its borders."""
 
 
-def split_rule(corpus: Corpus) -> Literal["documents", "blocks"]:
-    """Say which rule splits `corpus`: by document, or by block where it has fewer than 20."""
+def split_rule(
+    corpus: Corpus | TokenCorpus,
+) -> Literal["documents", "blocks", "files", "files, validation halved"]:
+    """Say which rule splits `corpus`: by document, or by block where it has fewer than 20.
+
+    Token files are split already; without one for the test, that is half of the validation's.
+    """
+    if isinstance(corpus, TokenCorpus):
+        return "files, validation halved" if corpus.halved else "files"
     return "documents" if len(corpus.documents) >= MIN_DOCUMENTS else "blocks"
 
 
-def describe_split(corpus: Corpus) -> str:
+def describe_split(corpus: Corpus | TokenCorpus) -> str:
     """Say in one line, for the log, how `corpus` is split."""
+    if isinstance(corpus, TokenCorpus):
+        given = f"{len(corpus.parts['train'].offsets) - 1:,} training documents: split as given"
+        return given + "; the validation file's second half is the test" * corpus.halved
     count = len(corpus.documents)
     if split_rule(corpus) == "blocks":
         return (

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from posenc.data._names import unknown
+from posenc.data.vocabularies import KINDS, copied
+from posenc.errors import UserError, make_folder
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the data pipeline asks of a tokenizer."""
+    """What the data pipeline asks of a tokenizer.
+
+    One that is read from files has `sha256` and `files` as well; see `vocabularies`.
+    """
 
     name: str
     vocab_size: int
@@ -55,11 +62,36 @@ class ByteTokenizer:
         return flat[(flat >= 0) & (flat < 256)].astype(np.uint8)
 
 
-TOKENIZERS: dict[str, type[ByteTokenizer]] = {ByteTokenizer.name: ByteTokenizer}
+TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {ByteTokenizer.name: ByteTokenizer}
 
 
-def tokenizer(name: str) -> Tokenizer:
-    """Look up a tokenizer by name; an unknown name is a `UserError` with the nearest ones."""
-    if name not in TOKENIZERS:
-        raise unknown("tokenizer", name, TOKENIZERS)
-    return TOKENIZERS[name]()
+def tokenizer(name: str, beside: Path | None = None) -> Tokenizer:
+    """Give a tokenizer by name, or from its file.
+
+    Args:
+        name: of a registered one; or the path of a `tokenizer.json` of Hugging Face's `tokenizers`
+            or of a `.tiktoken` vocabulary.
+        beside: a folder with a copy of the file, which is read where `name` leads to no file.
+
+    Raises:
+        UserError: there is no such tokenizer, or its file cannot be used.
+    """
+    if name in TOKENIZERS:
+        return TOKENIZERS[name]()
+    path = Path(os.path.expanduser(name))
+    read = KINDS.get(path.suffix)
+    if read is None:
+        way_out = f"; or give a file that ends in {' or '.join(KINDS)}"
+        raise unknown("tokenizer", name, TOKENIZERS, way_out)
+    if not path.is_file() and beside is not None and (beside / path.name).is_file():
+        path = beside / path.name
+    if not path.is_file():
+        raise UserError(f"the tokenizer {name!r} is not there: give the path of its file")
+    return read(path)
+
+
+def keep_tokenizer(used: Tokenizer, folder: Path) -> None:
+    """Copy the files that a tokenizer was read from into a folder, so that it goes with a run."""
+    for path in getattr(used, "files", ()):
+        make_folder(folder)
+        copied(path, folder / path.name)

@@ -54,6 +54,19 @@ class TokenStream:
         else:
             self.regions = np.array([[0, len(self.tokens)]], np.int64)
 
+    @classmethod
+    def of_tokens(cls, tokens: np.ndarray, offsets: np.ndarray) -> TokenStream:
+        """Give a stream of tokens that are there already; windows may span everything.
+
+        Args:
+            tokens: integers `[n]`, perhaps mapped from a file.
+            offsets: int64 `[documents + 1]`, from 0 to n.
+        """
+        stream = cls.__new__(cls)
+        stream.tokens, stream.offsets = tokens, offsets
+        stream.regions = np.array([[0, len(tokens)]], np.int64)
+        return stream
+
 
 class Windows:
     """The windows of a stream, random access.
