@@ -18,6 +18,7 @@ from posenc.citations import entries_of, short
 from posenc.cli import parse_subcommand
 from posenc.conformance import conformance
 from posenc.data import CORPORA
+from posenc.data.hub import RECIPES
 from posenc.effects import draw_effects, effects
 from posenc.encodings import REGISTRY, find_class, parse_spec
 from posenc.encodings.extension import POLICIES
@@ -98,6 +99,9 @@ def show_list(arguments: List) -> None:
     print("corpora")
     for name in CORPORA:
         print(f"  {name}")
+    print("data sets of the hub: python -m posenc.data tokens")
+    for name, source in RECIPES.items():
+        print(f"  {name:<15} {source.path}")
 
 
 def show(arguments: Show) -> None:

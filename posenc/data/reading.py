@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from posenc.data.corpora import Corpus, load
+from posenc.data.hub import RECIPES
 from posenc.data.splits import split
 from posenc.data.token_files import TokenCorpus, is_token_files, load_token_files
 from posenc.data.tokens import Tokenizer
 from posenc.data.windows import TokenStream
+from posenc.data.writing import RECORD
 from posenc.errors import UserError
 
 
@@ -22,6 +27,11 @@ def open_data(spec: str, separator_id: int | None = None) -> Corpus | TokenCorpu
     Raises:
         UserError: there is no such data, or a separator is given for text.
     """
+    if spec in RECIPES or spec.startswith("hub:"):
+        raise UserError(
+            f"{spec} is read once, into token files: python -m posenc.data tokens --data {spec} "
+            "--out FOLDER says what to give as --data then"
+        )
     if is_token_files(spec):
         return load_token_files(spec, separator_id)
     if separator_id is not None:
@@ -51,6 +61,7 @@ def _check(corpus: TokenCorpus, tokenizer: Tokenizer, bos: str) -> None:
         )
     size = tokenizer.vocab_size
     for part in corpus.parts.values():
+        _check_record(part.path, tokenizer)
         if part.highest >= size:
             raise UserError(
                 f"{part.path} holds the token {part.highest}, and the tokenizer {tokenizer.name} "
@@ -59,6 +70,21 @@ def _check(corpus: TokenCorpus, tokenizer: Tokenizer, bos: str) -> None:
     if separator is not None and separator >= size:
         raise UserError(
             f"--separator-id {separator} is no token of {tokenizer.name}, which has {size}"
+        )
+
+
+def _check_record(path: Path, tokenizer: Tokenizer) -> None:
+    """Refuse another tokenizer than the one that is recorded beside a token file."""
+    try:
+        made = json.loads((path.parent / RECORD).read_text())["tokenizer"]
+        name, sha256 = made["name"], made["sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # of files that were made elsewhere nothing more is known
+    now = getattr(tokenizer, "sha256", None)
+    if sha256 != now or (sha256 is None and name != tokenizer.name):
+        raise UserError(
+            f"{path} was made with the tokenizer {name} ({sha256} there, {tokenizer.name}, {now} "
+            "now): give that one (--tokenizer)"
         )
 
 

@@ -70,7 +70,7 @@ def split(corpus: Corpus, name: str) -> list[Document]:
         raise unknown("split", name, SPLITS)
     if split_rule(corpus) == "blocks":
         return _by_block(corpus, name)
-    chosen = [d for d in corpus.documents if _of_document(d) == name]
+    chosen = [d for d in corpus.documents if split_of(d) == name]
     if not chosen:
         raise UserError(
             f"corpus {corpus.name!r}: none of its {len(corpus.documents)} documents falls into the "
@@ -80,7 +80,8 @@ def split(corpus: Corpus, name: str) -> list[Document]:
     return chosen
 
 
-def _of_document(document: Document) -> str:
+def split_of(document: Document) -> str:
+    """Give the split that a document belongs to, by the SHA-256 of its id alone."""
     u = int.from_bytes(hashlib.sha256(document.key).digest()[:8], "big") / 2**64
     return "train" if u < TRAIN_BELOW else "valid" if u < VALID_BELOW else "test"
 
