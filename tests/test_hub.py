@@ -270,6 +270,29 @@ def test_lost_files_are_noticed(folder, tmp_path, monkeypatch):
         write_tokens(lambda state: documents(source, state), {}, BYTES, tmp_path)
 
 
+def test_a_network_that_breaks_off(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "CHECKPOINT_TOKENS", 40)
+    source = HubSource(folder)
+
+    class Breaking:
+        def __init__(self, rows):
+            self.rows, self.state_dict = rows, rows.state_dict
+
+        def __iter__(self):
+            for count, values in enumerate(self.rows):
+                if count == 15:
+                    raise ConnectionError("no route\nto host")
+                yield values
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "_open", lambda *words, real=hub._open: Breaking(real(*words)))
+        with pytest.raises(UserError, match=r"validation: reading broke off \(no route to host\)"):
+            write_tokens(lambda state: documents(source, state), {}, BYTES, tmp_path)
+    assert json.loads((tmp_path / "tokens.json").read_text())["state"]["row"] > 10
+    write_tokens(lambda state: documents(source, state), {}, BYTES, tmp_path)
+    assert read(tmp_path) == expected(lambda name, place, row: TARGETS[name])
+
+
 def test_the_package_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setattr(hub, "import_module", lambda name: (_ for _ in ()).throw(ImportError))
     with pytest.raises(UserError, match=r"pip install 'posenc\[hf\]'"):

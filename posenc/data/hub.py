@@ -110,7 +110,7 @@ def documents(source: HubSource, state: State | None = None) -> Iterator[Piece]:
             if at["rows"] is not None:
                 rows.load_state_dict(at["rows"])
         after: State = {"split": index + 1, "row": 0, "rows": None, "lines": []}
-        for values in rows:
+        for values in _each(rows, f"{source.path}, {name}"):
             text = _text(source, values, f"{source.path}, {name}, row {row}")
             key = values.get(source.id_column) if source.id_column else None
             identity = f"{name}:{row}" if key is None else str(key)
@@ -137,6 +137,22 @@ def documents(source: HubSource, state: State | None = None) -> Iterator[Piece]:
                 lines.append(text)
         if lines:
             yield Piece(TARGETS[name], "".join(lines).encode(), partial(dict, after))
+
+
+def _each(rows: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Iterate, with one line for whatever a network or a broken file raises."""
+    iterator = iter(rows)
+    while True:
+        try:
+            values = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(
+                f"{where}: reading broke off ({said}); give the same command again to go on"
+            ) from None
+        yield values
 
 
 def _cut(text: bytes, cut: tuple[int, int], state: Callable[[], State]) -> Iterator[Piece]:
