@@ -12,7 +12,7 @@ from posenc.encodings import (
     build,
     sequential_positions,
 )
-from posenc.generate import generate
+from posenc.generate import Sampling, generate
 from posenc.placing import token_streams
 from posenc.pretrained import load_gpt2, save_gpt2
 from posenc.runs import load
@@ -31,6 +31,7 @@ __all__ = [
     "Dimensions",
     "PositionOutOfRange",
     "PositionalEncoding",
+    "Sampling",
     "Side",
     "Transformer",
     "TransformerConfig",

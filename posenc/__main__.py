@@ -1,4 +1,4 @@
-"""``python -m posenc list | show SPEC | check SPEC | cite SPEC``."""
+"""``python -m posenc list | show SPEC | check SPEC | cite SPEC | generate RUN``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,9 @@ from flax import nnx
 from posenc.catalogue import catalogue, markdown, places_of
 from posenc.citations import entries_of, short
 from posenc.cli import parse_subcommand
+from posenc.compilation import keep_compiled
 from posenc.conformance import conformance
+from posenc.continuation import continuations
 from posenc.data import CORPORA
 from posenc.data.hub import RECIPES
 from posenc.effects import draw_effects, effects
@@ -26,6 +29,7 @@ from posenc.encodings.registry import Part, canonical_spec
 from posenc.encodings.sampling import SAMPLERS
 from posenc.encodings.scaling import SCALINGS
 from posenc.errors import UserError, one_line_errors
+from posenc.generate import Sampling
 from posenc.training import split
 from posenc.transformer import PRESETS, Transformer, count_parameters, preset
 
@@ -75,6 +79,32 @@ class Cite:
 
     encoding: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Specs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Generate:
+    """Continue texts by the model of a finished run."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """A folder that train.py made."""
+    prompt: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    """What to go on from; give it several times for several. Without one, a document begins."""
+    tokens: int = 100
+    """How many to add at most: a text ends where the model would begin another document."""
+    temperature: float = 0.0
+    """What logits are divided by; 0 takes the likeliest token each time."""
+    top_k: int | None = None
+    """Draw from so many of the likeliest tokens."""
+    top_p: float = 1.0
+    """Draw from the smallest set of likeliest tokens that has so much of the probability."""
+    seed: int = 0
+    """Of the draws."""
+    extend: str | None = None
+    """A policy, such as clamp or "yarn(factor=4)"; see `python -m posenc list`."""
+    checkpoint: int | None = None
+    """A step, instead of the last."""
+    allow_plugins: bool = False
+    """Import the code that the run's encoding names (module:Class), if you trust it."""
 
 
 def show_list(arguments: List) -> None:
@@ -177,6 +207,29 @@ def cite(arguments: Cite) -> None:
     print("\n\n".join(dict.fromkeys(found)))
 
 
+def generate_text(arguments: Generate) -> None:
+    """Print each prompt with what follows; a line with its number above, where there are several.
+
+    Characters that could steer a terminal are shown as "�".
+    """
+    keep_compiled()
+    texts = continuations(
+        arguments.run,
+        arguments.prompt or ("",),
+        arguments.tokens,
+        Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed),
+        extend=arguments.extend,
+        checkpoint=arguments.checkpoint,
+        allow_plugins=arguments.allow_plugins,
+    )
+    encoding = sys.stdout.encoding or "utf-8"
+    for number, text in enumerate(texts, 1):
+        if len(texts) > 1:
+            print(f"--- {number}")
+        shown = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+        print(shown.encode(encoding, "replace").decode(encoding))
+
+
 def main() -> None:
     """Run one subcommand."""
     commands: dict[str, Callable[..., Any]] = {
@@ -184,6 +237,7 @@ def main() -> None:
         "show": Show,
         "check": Check,
         "cite": Cite,
+        "generate": Generate,
     }
     chosen = parse_subcommand(commands, "python -m posenc")
     with one_line_errors():
@@ -193,6 +247,8 @@ def main() -> None:
             show(chosen)
         elif isinstance(chosen, Check):
             check(chosen)
+        elif isinstance(chosen, Generate):
+            generate_text(chosen)
         else:
             cite(chosen)
 

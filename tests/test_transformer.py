@@ -7,58 +7,12 @@ import pytest
 from flax import nnx
 
 import posenc
-from posenc.encodings import EncodingError, PositionOutOfRange
+from posenc.encodings import EncodingError
 from posenc.errors import UserError
-from posenc.generate import generate, left_padded
 from posenc.training import mean_nll, split
 from posenc.transformer import PRESETS, Transformer, TransformerConfig, count_parameters
 
 CONFIG = TransformerConfig(vocab_size=31, layers=2, width=16, heads=2, init_std=0.3)
-
-
-def naive_greedy(model, prompt, new_tokens):
-    """Decode without a cache: the whole sequence again for every token."""
-    forward = jax.jit(lambda ids: model(ids, jnp.arange(24)[None]))
-    ids = list(prompt)
-    for _ in range(new_tokens):
-        padded = np.zeros((1, 24), np.int32)
-        padded[0, : len(ids)] = ids
-        ids.append(int(np.argmax(np.asarray(forward(padded))[0, len(ids) - 1])))
-    return ids[len(prompt) :]
-
-
-@pytest.mark.fast
-@pytest.mark.parametrize("encoding", ["wpe", "rope"])
-def test_greedy_decoding_equals_decoding_without_a_cache(encoding):
-    model = Transformer(CONFIG, encoding, 24, seed=2)
-    prompts = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
-    expected = [naive_greedy(model, prompt, 9) for prompt in prompts]
-    assert generate(model, prompts, 9).tolist() == expected
-    assert generate(model, prompts[:1], 1).tolist() == [expected[0][:1]]
-
-
-@pytest.mark.fast
-def test_generation_stops_where_the_encoding_does():
-    model = Transformer(CONFIG, "wpe", 8, seed=2)
-    # Of six new tokens the last but one is fed, at position 7: the table's last row.
-    ids = [1, 2, 3]
-    for length in range(3, 9):
-        logits = model(np.asarray([ids]), np.arange(length)[None])
-        ids.append(int(np.argmax(np.asarray(logits)[0, -1])))
-    assert generate(model, [[1, 2, 3]], 6).tolist() == [ids[3:]]
-    with pytest.raises(PositionOutOfRange, match="position 8 has no representation in wpe"):
-        generate(model, [[1, 2, 3]], 7)
-    with pytest.raises(UserError, match="a prompt is empty"):
-        generate(model, [[1], []], 2)
-    with pytest.raises(UserError, match="0 new tokens"):
-        generate(model, [[1]], 0)
-
-
-@pytest.mark.fast
-def test_left_padding_aligns_on_the_right():
-    tokens, segments = left_padded([[5], [1, 2, 3]])
-    np.testing.assert_array_equal(tokens, [[0, 0, 5], [1, 2, 3]])
-    np.testing.assert_array_equal(segments, [[0, 0, 1], [1, 1, 1]])
 
 
 @pytest.mark.fast
