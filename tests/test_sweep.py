@@ -1,0 +1,396 @@
+"""Sweeps: configs read and refused, cells stopped, failed, killed, preempted and resumed."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval.report.rows import read_rows
+from posenc.checkpoints import Checkpoints
+from posenc.encodings import EncodingError
+from posenc.errors import UserError
+from studies import cells
+from studies.__main__ import Status, status
+from studies.cells import Busy, cell_file, held, is_held, state
+from studies.executors import Resources, run_local, submit
+from studies.sweep import read_sweep
+
+ROOT = Path(__file__).parent.parent
+LISTS = {
+    "encodings": ["wpe", "alibi"],
+    "train_lengths": [16],
+    "seeds": [0, 1],
+    "models": ["nano"],
+    "multiples": [1, 2],
+}
+TRAIN = {"steps": 60, "batch_size": 4, "warmup_steps": 5, "eval_every": 60, "eval_tokens": 64}
+
+
+def written(folder, train=TRAIN, score=(), **changed):
+    """A config file: JSON's lists, numbers and texts are TOML's as well."""
+    keys = {"name": "test", "out": str(folder / "out"), **LISTS, **changed}
+    lines = [f"{k} = {json.dumps(v)}" for k, v in keys.items() if v is not None]
+    lines += ["[train]", *(f"{k} = {json.dumps(v)}" for k, v in dict(train).items())]
+    lines += ["[score]", *(f"{k} = {json.dumps(v)}" for k, v in dict(score).items())]
+    path = folder / "config.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def swept(folder, **changed):
+    return read_sweep(written(folder, **changed))
+
+
+@pytest.mark.fast
+def test_a_config_is_its_cells_seed_by_seed(tmp_path):
+    sweep = swept(
+        tmp_path,
+        train={**TRAIN, "learning-rate": 3e-3, "qk_norm": True},
+        score={"bos": "prepend", "extend": ["clamp"], "allow_plugins": True},
+        models=["nano", "tiny"],
+        train_lengths=[16, 32],
+        multiples=[0.5, 2],
+    )
+    names = [cell.name for cell in sweep.cells]
+    assert len(names) == 16
+    assert names[:3] == ["nano-wpe-T16-seed0", "nano-alibi-T16-seed0", "nano-wpe-T32-seed0"]
+    assert names[8].endswith("seed1")
+    for cell in sweep.cells:
+        config = cell.config
+        assert f"{config.preset}-{config.default_name}" == cell.name == cell.folder.name
+        assert (config.steps, config.optimizer.learning_rate) == (60, 3e-3)
+        assert config.model.qk_norm
+        assert cell.words[-4:] == ("--out", str(tmp_path / "out/runs"), "--name", cell.name)
+    # One ladder for all: of 16 and of 32.
+    words = " ".join(sweep.score_words)
+    assert words.startswith("--lengths 8 16 32 64 --report ")
+    assert words.endswith("--bos prepend --extend clamp --allow-plugins")
+    # A spec that is written in two ways is one cell.
+    same = swept(tmp_path, encodings=["rope(theta=500.0)", "rope( theta=500 )"])
+    assert [cell.config.encoding for cell in same.cells] == ["rope(theta=500)"] * 2
+
+
+@pytest.mark.fast
+def test_the_committed_config_is_as_its_comment_says():
+    sweep = read_sweep(ROOT / "studies" / "small.toml")
+    assert len({cell.config.encoding for cell in sweep.cells}) == 3
+    assert len({cell.config.seed for cell in sweep.cells}) == 3
+    assert len(sweep.cells) == 9
+    text = (ROOT / "studies" / "small.toml").read_text()
+    assert ("not yet run" in text) != (ROOT / "studies" / "small" / "rows.jsonl").exists()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"encoding": ["rope"]}, r"config.toml has no 'encoding': did you mean encodings"),
+        ({"train": {"step": 3}}, r"\[train\] has no 'step': did you mean steps"),
+        ({"score": {"block": 3}}, r"\[score\] has no 'block': did you mean blocks"),
+        ({"train": {"seed": 3}}, r"\[train\] may not have seed: it is said by seeds = \[...\]"),
+        ({"train": {"name": "x"}}, r"\[train\] may not have name"),
+        ({"score": {"report": "x"}}, r"\[score\] may not have report"),
+        ({"seeds": None}, "seeds is missing: give a list of whole numbers"),
+        ({"seeds": [0.5]}, r"seeds is \[0.5\]: give a list of whole numbers"),
+        ({"seeds": [True]}, r"seeds is \[True\]"),
+        ({"models": []}, r"models is \[\]: give a list of texts"),
+        ({"name": 3}, "name is 3: give a text"),
+        ({"lengths": [16]}, "either lengths = .*or multiples"),
+        ({"multiples": None}, "either lengths = .*or multiples"),
+        ({"multiples": [1, 1.3]}, "1.3 times 16 is no whole number of tokens"),
+        ({"multiples": [0.125]}, "length 2 leaves no context"),
+        ({"encodings": ["ropee"]}, "unknown encoding 'ropee': did you mean rope"),
+        ({"models": ["nanoo"]}, "unknown model 'nanoo': did you mean nano"),
+        ({"train": {"positions": "posee"}}, "posee"),
+        ({"score": {"extend": ["clmp"]}}, "extend has no 'clmp': did you mean clamp"),
+    ],
+)
+def test_a_config_that_is_wrong_is_refused_before_anything_is_made(tmp_path, changed, message):
+    with pytest.raises((UserError, EncodingError), match=message):
+        swept(tmp_path, **changed)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.fast
+def test_files_and_values_that_cannot_be_read_are_refused_in_one_line(tmp_path, capsys):
+    with pytest.raises(UserError, match="No such file"):
+        read_sweep(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("name = ")
+    with pytest.raises(UserError, match="is no TOML"):
+        read_sweep(tmp_path / "bad.toml")
+    with pytest.raises(SystemExit, match="2"):
+        swept(tmp_path, train={"steps": "many"})
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+# --- Cells with a stand-in for train.py: how they end, and what is said of it -------------------
+
+STAND_IN = """
+import json, pathlib, signal, sys, time
+name = sys.argv[sys.argv.index("--name") + 1]
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+def stop(number, frame):
+    print("saved")
+    raise SystemExit(128 + number)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+with open(out.parent / "started", "a") as file:
+    file.write(name + "\\n")
+if "wpe" in name and not (out.parent / "mended").exists():
+    print("a line", file=sys.stderr)
+    print("posenc: no room for wpe", file=sys.stderr)
+    raise SystemExit(2)
+if name.endswith("seed1"):
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """A sweep whose cells run a script: wpe fails, and seed 1 waits for a signal."""
+    (tmp_path / "train.py").write_text(STAND_IN)
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(cells, "ROOT", tmp_path)
+    return swept(tmp_path)
+
+
+def when(condition, act):
+    """Act in a thread as soon as a condition holds."""
+
+    def wait():
+        until = time.monotonic() + 30
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.01)
+        if condition():
+            act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_cell_of_the_moment_and_its_code_is_passed_on(stand_in, number):
+    started = stand_in.out / "started"
+
+    def waits():
+        return started.exists() and "alibi-T16-seed1" in started.read_text()
+
+    thread = when(waits, lambda: os.kill(os.getpid(), number))
+    with pytest.raises(SystemExit) as stop:
+        run_local(stand_in)
+    thread.join()
+    assert stop.value.code == 128 + number
+    log = cell_file(stand_in, "nano-alibi-T16-seed1", "log")
+    assert log.read_text() == "saved\n"  # once
+    # A cell that failed did not keep the others from running, and says why.
+    states = {cell.name: state(stand_in, cell) for cell in stand_in.cells}
+    assert states["nano-wpe-T16-seed0"].word == "failed"
+    assert states["nano-wpe-T16-seed0"].reason == "no room for wpe"
+    assert states["nano-alibi-T16-seed1"].word == "missing"  # it was stopped, and left no run
+    assert len(started.read_text().split()) == 4
+
+
+@pytest.mark.fast
+def test_failures_are_shown_and_tried_again(stand_in, capsys, monkeypatch):
+    monkeypatch.setattr(cells, "finished", lambda cell: "alibi" in cell.name)
+    monkeypatch.setattr("studies.executors.finished", cells.finished)
+    with pytest.raises(SystemExit) as stop:
+        run_local(stand_in)
+    assert stop.value.code == 1
+    assert "2 of 4 cells failed" in capsys.readouterr().out
+    monkeypatch.setattr("studies.__main__.read_sweep", lambda path: stand_in)
+    status(Status(stand_in.path))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split(maxsplit=3) == ["nano-wpe-T16-seed0", "failed", "0/60", "no room for wpe"]
+    assert "test: 2 failed, 2 finished" in lines
+    # Told to be mended, and then killed by nobody that we know.
+    (stand_in.out / "mended").touch()
+    pid = cell_file(stand_in, "nano-wpe-T16-seed1", "json")
+
+    def kill():
+        os.kill(json.loads(pid.read_text())["pid"], signal.SIGKILL)
+
+    def waits():
+        return (stand_in.out / "started").read_text().split()[-1] == "nano-wpe-T16-seed1"
+
+    (stand_in.out / "started").write_text("none\n")
+    thread = when(waits, kill)
+    with pytest.raises(SystemExit, match="1"):
+        run_local(stand_in)
+    thread.join()
+    assert state(stand_in, stand_in.cells[2]).reason == "killed by SIGKILL"
+
+
+@pytest.mark.fast
+def test_a_cell_that_another_process_trains_is_running_and_left_to_it(stand_in):
+    cell = stand_in.cells[1]
+    cell.folder.mkdir(parents=True)
+    (cell.folder / "metrics.jsonl").write_text('{"step": 10}\n{"step": 20}\n')
+    assert state(stand_in, cell) == cells.State("partial", 0)
+    with held(cell_file(stand_in, cell.name, "lock")):
+        assert state(stand_in, cell) == cells.State("running", 20)
+        with pytest.raises(Busy):
+            cells.attempt(stand_in, cell)
+    assert not (stand_in.out / "started").exists()
+    assert cells.attempt(stand_in, cell) == 0
+
+
+@pytest.mark.fast
+def test_a_cell_without_its_parent_saves_and_stops(tmp_path):
+    (tmp_path / "cell.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def stop(number, frame):\n"
+        "    pathlib.Path(sys.argv[1]).write_text(signal.Signals(number).name)\n"
+        "    raise SystemExit\n"
+        "signal.signal(signal.SIGINT, stop)\n"
+        "assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    words = [sys.executable, str(cells.LAUNCH), str(tmp_path / "cell.py"), str(tmp_path / "said")]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess; subprocess.run({words}, process_group=0)"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert parent.stdout.readline() == "ready\n"
+    parent.kill()
+    assert parent.stdout.read() == ""  # until the cell has gone, too
+    assert (tmp_path / "said").read_text() == "SIGINT"
+
+
+# --- Slurm, as far as its commands go -------------------------------------------------------------
+
+
+@pytest.mark.fast
+def test_slurm_is_given_an_array_of_cells_once(tmp_path, monkeypatch, capsys):
+    programs = {
+        "sbatch": 'cp "$1" "$0.$(ls "$(dirname "$0")" | wc -l)"; echo Submitted batch job 77',
+        "srun": "exit 1",
+        "sacct": "echo 'JobID|State|NodeList'; for i in 0 1 2 3; do echo \"77_$i|PENDING|\"; done",
+    }
+    # Where submitit sets up logging, it closes the handlers that pytest has.
+    monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")
+    (tmp_path / "bin").mkdir()
+    for name, text in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    sweep = swept(tmp_path)
+    with pytest.raises(UserError, match="there is no sbatch here"):
+        submit("slurm", sweep, Resources())
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    asked = Resources(partition="gpu", minutes=30, gpus=1, parallel=2, slurm=("account=lab",))
+    submit("slurm", sweep, asked)
+    (script,) = (tmp_path / "bin").glob("sbatch.*")
+    lines = script.read_text().splitlines()
+    for option in (
+        *("--partition=gpu", "--array=0-3%2", "--signal=USR2@120", "--time=30"),
+        *("--gpus-per-node=1", "--account=lab", "--job-name=test"),
+    ):
+        assert f"#SBATCH {option}" in lines
+    assert "nano-alibi-T16-seed1: job 77_3" in capsys.readouterr().out
+    # Again, while they wait: nothing.
+    submit("slurm", sweep, asked)
+    assert "0 jobs submitted, 4 cells finished or under way" in capsys.readouterr().out
+    assert len(list((tmp_path / "bin").glob("sbatch.*"))) == 1
+    with pytest.raises(UserError, match="--slurm account: write KEY=VALUE"):
+        Resources(slurm=("account",))
+    with pytest.raises(UserError, match="--minutes is 0"):
+        Resources(minutes=0)
+
+
+# --- Real cells -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(1)
+    for index in range(160):
+        words = rng.choice(["one", "two", "three", "four", "five"], 60)
+        (folder / f"{index}.txt").write_text(" ".join(words))
+    return str(folder / "*.txt")
+
+
+def begin(config, *more):
+    return subprocess.Popen(
+        [sys.executable, "-m", "studies", "run", str(config), *more],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process):
+    """Give what a command printed, once it has ended well."""
+    said = process.communicate(timeout=400)[0]
+    assert process.returncode == 0, said
+    return said
+
+
+def reach(sweep, name, process):
+    """Wait until a cell has a checkpoint, and give what is kept of the attempt."""
+    (cell,) = (cell for cell in sweep.cells if cell.name == name)
+    checkpoints = Checkpoints(cell.folder / "checkpoints")
+    while not checkpoints.steps():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.002)
+    return json.loads(cell_file(sweep, name, "json").read_text())
+
+
+def test_killed_and_preempted_a_sweep_ends_as_one_left_alone(text, tmp_path):
+    """By hand and by submitit, with no finished cell trained twice."""
+    given = {
+        "train": {**TRAIN, "data": text, "checkpoint_every": 4},
+        "score": {"blocks": 2, "tokens_per_document": 64},
+    }
+    folders = tmp_path / "alone", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+    alone, killed = (swept(folder, **given) for folder in folders)
+    said = ended(begin(alone.path))
+    assert "all 4 cells are there" in said
+
+    # The second cell is killed with all that belongs to it: nothing can be saved.
+    first = begin(killed.path)
+    attempt = reach(killed, "nano-alibi-T16-seed0", first)
+    for group in (attempt["pid"], first.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    first.communicate()
+    while is_held(cell_file(killed, "nano-alibi-T16-seed0", "lock")):  # until the kernel is done
+        time.sleep(0.01)
+    words = [state(killed, cell).word for cell in killed.cells]
+    assert words == ["finished", "partial", "missing", "missing"]
+
+    # The rest as jobs; the third one's time is up before it is done.
+    second = begin(killed.path, "--executor", "submitit-local")
+    attempt = reach(killed, "nano-wpe-T16-seed1", second)
+    os.kill(attempt["parent"], signal.SIGUSR2)
+    ended(second)
+    assert [state(killed, cell).word for cell in killed.cells] == ["finished"] * 4
+
+    def resumed(cell):
+        starts = json.loads((cell.folder / "provenance.json").read_text())["starts"]
+        return [start["resumed_from"] is not None for start in starts]
+
+    assert [resumed(cell) for cell in killed.cells] == [
+        [False],
+        [False, True],
+        [False, True],
+        [False],
+    ]
+    assert [resumed(cell) for cell in alone.cells] == [[False]] * 4
+    assert read_rows(killed.out / "report") == read_rows(alone.out / "report")
