@@ -21,8 +21,9 @@ import tyro
 
 from posenc.encodings.registry import examples
 from posenc.errors import make_folder, one_line_errors
+from posenc.optimizer import OptimizerConfig
 from posenc.placing import Placer
-from posenc.training import OptimizerConfig, Trainer
+from posenc.training import Trainer
 from posenc.transformer import Transformer, preset
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -45,6 +45,10 @@ class Score:
     """A step, instead of the last."""
     batch_tokens: int = BATCH_TOKENS
     """Tokens of a batch, about."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Of activations, instead of that in training."""
+    matmul_precision: Literal["default", "high", "highest"] | None = None
+    """Of matrix products; highest in float32 unless given, the device's own in bfloat16."""
     allow_plugins: bool = False
     """Import the code that a run's encoding names (module:Class), if you trust it."""
 

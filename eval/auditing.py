@@ -204,7 +204,9 @@ def _pretrained(arguments: Audit) -> Found:
 
 def _runs(arguments: Audit) -> tuple[list[Found], list[Row], str | None]:
     runs = [open_run(folder) for folder in dict.fromkeys(arguments.run)]
-    models = [load_model(run, allow_plugins=arguments.allow_plugins) for run in runs]
+    models = [
+        load_model(run, seed=run.config.seed, allow_plugins=arguments.allow_plugins) for run in runs
+    ]
     found = []
     for run, model in zip(runs, models, strict=True):
         tokens = _sequences(run, 1)[0, :-1]
@@ -273,7 +275,7 @@ def _gradients(arguments: Audit) -> list[Found]:
             )
     every = []
     for run in runs:
-        model = load_model(run, allow_plugins=arguments.allow_plugins)
+        model = load_model(run, seed=run.config.seed, allow_plugins=arguments.allow_plugins)
         tokens = _sequences(run, arguments.sequences or 16)
         found = position_gradients(model, tokens)
         item = {

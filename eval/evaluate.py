@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -34,8 +35,8 @@ from posenc.encodings.registry import Encodings, Part, canonical_part, make_samp
 from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError
 from posenc.progress import reporting
-from posenc.runs import Run, load_model, open_run, provenance, recipe_hash, source_hash
-from posenc.transformer import Transformer
+from posenc.runs import Member, Run, load_model, open_run, provenance, recipe_hash, source_hash
+from posenc.transformer import DType, Transformer
 
 SCHEMA = 1
 Row = dict[str, Any]
@@ -106,8 +107,14 @@ def _bytes_per_token(text: TestText, scores: Scores) -> float:
     return text.tokenizer.count_bytes(ids) / max(len(ids), 1)
 
 
-def run_certificate(run: Run, step: int) -> Row:
-    """Give what every row says of the run that it comes from, and of what measures it now."""
+def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
+    """Give what every row says of the run that it comes from, and of what measures it now.
+
+    Args:
+        run: whose.
+        step: of the checkpoint.
+        seed: which, of a run that trained several at once.
+    """
     start, config = run.last_start, run.config
     parameters = json.loads((run.folder / "provenance.json").read_text())["parameters"]
     return {
@@ -118,7 +125,15 @@ def run_certificate(run: Run, step: int) -> Row:
         # How windows get them, in training and, as the options say, in evaluation.
         "positions": config.positions,
         "parameters": parameters,
-        "seed": config.seed,
+        "seed": config.seed if seed is None else seed,
+        # What was fixed for all seeds, instead of following the seed.
+        "fixed_seeds": {
+            kind: fixed
+            for kind in ("init", "data", "encoding")
+            if (fixed := getattr(config, f"{kind}_seed")) is not None
+        },
+        # Whose weights it began with.
+        "parent": None if config.parent is None else dataclasses.asdict(config.parent),
         "train_tokens": step * config.batch_size * config.train_length,
         "train_length": config.train_length,
         "checkpoint": "last" if step == config.steps else "chosen",
@@ -134,10 +149,10 @@ def run_certificate(run: Run, step: int) -> Row:
     }
 
 
-def _certificate(run: Run, step: int, settings: Settings) -> Row:
+def _certificate(run: Run, step: int, settings: Settings, seed: int) -> Row:
     return {
         "schema": SCHEMA,
-        **run_certificate(run, step),
+        **run_certificate(run, step, seed),
         "bos": settings.bos,
         # What decides which tokens are scored, beside the length.
         "longest_length": max(settings.lengths),
@@ -279,11 +294,13 @@ def score_run(
     store: Path,
     *,
     step: int,
+    member: Member,
+    dtype: DType,
     batch_tokens: int,
     allow_plugins: bool,
 ) -> list[Row]:
-    """Score one run at every length, as it is and by every policy that it needs; give its rows."""
-    model = load_model(run, step, allow_plugins=allow_plugins)
+    """Score a seed of a run at every length, as it is and by every policy that it needs."""
+    model = load_model(run, step, seed=member.seed, dtype=dtype, allow_plugins=allow_plugins)
     sampler = make_sampler(run.config.positions)
     jobs = _jobs(model, settings.lengths, policies, sampler)
     scored = [job for job in jobs if job.undefined is None]
@@ -295,7 +312,7 @@ def score_run(
     windows = {n: list(dict.fromkeys(itertools.chain(*p.values()))) for n, p in plans.items()}
     # The curve by position is drawn once, at the longest length that there is (lengths ascend).
     longest = {job.policy: job.length for job in scored}
-    certificate = _certificate(run, step, settings)
+    certificate = {**_certificate(run, step, settings, member.seed), "dtype": dtype}
     identity = {
         "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
         "config": run.hash,
@@ -303,11 +320,16 @@ def score_run(
         "code": _code(model),
         "versions": certificate["versions"],
         "precision": certificate["matmul_precision"],
+        "dtype": dtype,
         "device": certificate["device"],
     }
+    name = run.name
+    if run.config.seeds > 1:
+        identity["seed"] = member.seed
+        name += f", seed {member.seed}"
     rows: list[Row] = []
     done, total = 0, sum(w.length for job in scored for w in windows[job.length])
-    with reporting(f"score {run.name}", total) as report:
+    with reporting(f"score {name}", total) as report:
         for job in jobs:
             if job.undefined is not None:
                 rows += _undefined_rows(job, settings)
@@ -317,7 +339,7 @@ def score_run(
                 long = (
                     model if job.policy is None else extended_model(model, job.policy, job.length)
                 )
-                return Scorer(long, job.length, batch_tokens, sampler, run.config.seed)
+                return Scorer(long, job.length, batch_tokens, sampler, member.data)
 
             def progress(places: int, job: Job = job) -> None:
                 nonlocal done
@@ -353,6 +375,8 @@ def evaluate(
     tokens_per_document: int = 16_384,
     checkpoint: int | None = None,
     batch_tokens: int = BATCH_TOKENS,
+    dtype: DType | None = None,
+    matmul_precision: str | None = None,
     allow_plugins: bool = False,
 ) -> list[Row]:
     """Score runs on identical targets and give their rows.
@@ -369,6 +393,9 @@ def evaluate(
         tokens_per_document: for the non-overlapping windows.
         checkpoint: the step to score; the last one unless told otherwise.
         batch_tokens: places of a batch.
+        dtype: of activations; that of training unless told otherwise.
+        matmul_precision: of matrix products, JAX's name for it; ``highest`` in float32 and the
+            device's own in bfloat16 unless told otherwise.
         allow_plugins: whether code that a run's config names may be imported.
 
     Raises:
@@ -404,16 +431,31 @@ def evaluate(
         if key not in texts:
             texts[key] = load_text(run)
             _check_text(texts[key], settings, run)
-        rows += score_run(
-            run,
-            texts[key],
-            settings,
-            policies,
-            store,
-            step=run.config.steps if checkpoint is None else checkpoint,
-            batch_tokens=batch_tokens,
-            allow_plugins=allow_plugins,
-        )
+        step = run.config.steps if checkpoint is None else checkpoint
+        own_dtype = dtype or run.config.model.dtype
+        # Some devices round float32 products to less unless told otherwise.
+        precision = matmul_precision or ("highest" if own_dtype == "float32" else None)
+        frozen = run.frozen(step)
+        for seed, taken in frozen.items():
+            print(
+                f"{run.folder}: seed {seed} is left out: its loss was not finite after {taken} "
+                f"steps of {step}"
+            )
+        for member in run.config.members:
+            if member.seed not in frozen:
+                with jax.default_matmul_precision(precision):
+                    rows += score_run(
+                        run,
+                        texts[key],
+                        settings,
+                        policies,
+                        store,
+                        step=step,
+                        member=member,
+                        dtype=own_dtype,
+                        batch_tokens=batch_tokens,
+                        allow_plugins=allow_plugins,
+                    )
     if not any(row["defined"] for row in rows):
         reasons = "; ".join(sorted({f"{row['run']}: {row['reason']}" for row in rows}))
         raise UserError(

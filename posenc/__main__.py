@@ -103,6 +103,8 @@ class Generate:
     """A policy, such as clamp or "yarn(factor=4)"; see `python -m posenc list`."""
     checkpoint: int | None = None
     """A step, instead of the last."""
+    run_seed: int | None = None
+    """Which model, of a run that trained several seeds at once."""
     allow_plugins: bool = False
     """Import the code that the run's encoding names (module:Class), if you trust it."""
 
@@ -220,6 +222,7 @@ def generate_text(arguments: Generate) -> None:
         Sampling(arguments.temperature, arguments.top_k, arguments.top_p, arguments.seed),
         extend=arguments.extend,
         checkpoint=arguments.checkpoint,
+        run_seed=arguments.run_seed,
         allow_plugins=arguments.allow_plugins,
     )
     encoding = sys.stdout.encoding or "utf-8"

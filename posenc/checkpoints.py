@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from posenc.errors import UserError
+from posenc.processes import is_first, wait
 
 # What is restored on its own: an evaluation needs the parameters and nothing else.
 ITEMS = ("parameters", "optimizer", "step")
@@ -55,11 +57,12 @@ class Checkpoints:
     Args:
         folder: where they live; made at the first save.
         keep: how many of the last to keep.
+        always: steps whose checkpoints are kept whatever comes after them.
     """
 
-    def __init__(self, folder: Path, keep: int = 2):
+    def __init__(self, folder: Path, keep: int = 2, always: Iterable[int] = ()):
         self.folder = Path(folder).absolute()
-        self.keep = keep
+        self.keep, self.always = keep, frozenset(always)
         self._orbax: ocp.AsyncCheckpointer | None = None
         self._thread = concurrent.futures.ThreadPoolExecutor(1)
         self._pending: tuple[int, concurrent.futures.Future] | None = None
@@ -87,12 +90,14 @@ class Checkpoints:
             UserError: this or the previous checkpoint could not be written.
         """
         self.finish()
-        self._remove_incomplete()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # Tried here because orbax, writing in threads, takes minutes to notice.
-            write_json(self.folder / "probe", step)
-            (self.folder / "probe").unlink()
+            if is_first():
+                self._remove_incomplete()
+                self.folder.mkdir(parents=True, exist_ok=True)
+                # Tried here because orbax, writing in threads, takes minutes to notice.
+                write_json(self.folder / "probe", step)
+                (self.folder / "probe").unlink()
+            wait(f"{self.folder} is ready for step {step}")
             if self._orbax is None:
                 self._orbax = ocp.AsyncCheckpointer(
                     ocp.CompositeCheckpointHandler(*ITEMS), timeout_secs=600
@@ -166,7 +171,7 @@ class Checkpoints:
 
     def remove_after(self, step: int) -> None:
         """Remove the checkpoints behind a step from which a run goes on."""
-        for later in self.steps():
+        for later in self.steps() if is_first() else ():
             if later > step:
                 self._remove(later)
 
@@ -184,11 +189,13 @@ class Checkpoints:
     def _complete(self, step: int, valid_loss: float | None) -> None:
         assert self._orbax is not None
         self._orbax.wait_until_finished()
+        if not is_first():
+            return
         files = file_hashes(self.folder / str(step))
         write_json(
             self.folder / f"{step}.json", {"step": step, "valid_loss": valid_loss, "files": files}
         )
-        kept = {*self.steps()[-self.keep :], self.best()}
+        kept = {*self.steps()[-self.keep :], self.best(), *self.always}
         for old in self.steps():
             if old not in kept:
                 self._remove(old)
@@ -222,8 +229,10 @@ class Checkpoints:
         return UserError(f"checkpoint {step} in {self.folder} is damaged ({what}); {way}")
 
 
-def abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Give the shapes of a tree, to be restored with a sharding."""
+def abstract(tree: Any, sharding: Any) -> Any:
+    """Give the shapes of a tree, to be restored with a sharding, or a tree of them."""
+    if isinstance(sharding, jax.sharding.Sharding):
+        sharding = jax.tree.map(lambda _: sharding, tree)
     return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
+        lambda leaf, own: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own), tree, sharding
     )

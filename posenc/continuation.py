@@ -20,6 +20,7 @@ def continuations(
     *,
     extend: str | None = None,
     checkpoint: int | None = None,
+    run_seed: int | None = None,
     allow_plugins: bool = False,
 ) -> list[str]:
     """Continue texts by the model of a finished run.
@@ -33,6 +34,7 @@ def continuations(
         sampling: how tokens are chosen.
         extend: an extension policy, for the length of the longest prompt with its new tokens.
         checkpoint: the step; the last one unless told otherwise.
+        run_seed: which model, of a run that trained several seeds at once.
         allow_plugins: whether code that the run's config names may be imported.
 
     Returns:
@@ -52,16 +54,18 @@ def continuations(
             f"{sampler.evaluation}: it places a text as a whole, and decoding one token after "
             f"another; train with {sampler.name}(evaluation=sequential), or score it (-m eval)"
         )
-    made = tokenizer(run.config.tokenizer)
-    begin = [made.bos] if run.config.bos == "document" else []
+    made = tokenizer(run.config.tokenizer, beside=folder / "tokenizer")
+    separator = run.config.separator_id
+    bos = made.bos if separator is None else separator
+    begin = [bos] if run.config.bos == "document" else []
     # What a terminal hands over as bytes that are no UTF-8 goes in as it is.
     ids = [[*begin, *made.encode(p.encode("utf-8", "surrogateescape")).tolist()] for p in prompts]
-    model = load_model(run, checkpoint, allow_plugins=allow_plugins)
+    model = load_model(run, checkpoint, seed=run_seed, allow_plugins=allow_plugins)
     if extend is not None:
         policy = canonical_part(parse_part(extend))
         length = max(map(len, ids)) + new_tokens
         if not model.encoding.extend(policy, length):
             print(f"{policy.name} changes nothing at {length} tokens: the encoding reaches so far")
-    stop = made.bos if begin else None
+    stop = bos if begin else None
     new = generate(model, ids, new_tokens, sampling, stop=stop)
     return [made.decode([*old, *row]) for old, row in zip(ids, new.tolist(), strict=True)]

@@ -13,7 +13,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +24,55 @@ from flax import nnx
 from posenc.checkpoints import Checkpoints, abstract, write_json
 from posenc.encodings.registry import canonical_part, canonical_spec, make_sampler, parse_part
 from posenc.errors import UserError, make_folder
+from posenc.optimizer import OptimizerConfig
+from posenc.processes import is_first, wait
 from posenc.sharing import canonical_sharing
-from posenc.training import OptimizerConfig, split
-from posenc.transformer import Transformer, TransformerConfig, count_parameters
+from posenc.training import split
+from posenc.transformer import DType, Transformer, TransformerConfig, count_parameters
 
 PACKAGES = ("posenc", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parent:
+    """The run whose weights another one begins with.
+
+    Attributes:
+        run: its folder, as it was given.
+        step: of its checkpoint.
+        config_hash: of the parent.
+        weights: a hash of the checkpoint's files.
+        encoding: the parent's.
+        train_length: the parent's.
+        tokens: that it was trained on until then, its own parents' among them.
+        optimizer: whether its moments are carried over too, ``keep`` or ``reset``.
+    """
+
+    run: str
+    step: int
+    config_hash: str
+    weights: str
+    encoding: str
+    train_length: int
+    tokens: int
+    optimizer: Literal["keep", "reset"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """Where one of the seeds that are trained at once draws from.
+
+    Attributes:
+        seed: of dropout, and its name.
+        init: of the initial parameters.
+        data: of the order of the data.
+        encoding: of what the encoding draws.
+    """
+
+    seed: int
+    init: int
+    data: int
+    encoding: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +91,15 @@ class RunConfig:
         train_length: tokens of a training window, and the length that the model is built for.
         batch_size: windows of a step, over all devices.
         steps: of the run.
-        seed: of the initial parameters, the order of the data and dropout.
+        seed: of the initial parameters, the order of the data, the encoding's own draws and
+            dropout.
+        seeds: how many are trained at once, ``seed`` and those after it.
+        init_seed: of the initial parameters of all of them, encodings' apart, instead.
+        data_seed: of the order of the data and its positions.
+        encoding_seed: of what the encoding draws, its initial parameters too.
+        parent: the run whose weights it begins with, if there is one.
+        accumulate: parts of a batch, of which one after another is computed.
+        matmul_precision: of matrix products, JAX's name for it; None is the backend's own.
         optimizer: AdamW's settings.
         eval_every: steps between validations.
         eval_tokens: of the validation split, at each length.
@@ -66,6 +118,13 @@ class RunConfig:
     batch_size: int = 32
     steps: int = 600
     seed: int = 0
+    seeds: int = 1
+    init_seed: int | None = None
+    data_seed: int | None = None
+    encoding_seed: int | None = None
+    parent: Parent | None = None
+    accumulate: int = 1
+    matmul_precision: str | None = None
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     eval_every: int = 200
     eval_tokens: int = 16_384
@@ -83,8 +142,12 @@ class RunConfig:
             if getattr(self, name) < 1:
                 option = "--" + name.replace("_", "-")
                 raise UserError(f"{option} is {getattr(self, name)}: it must be at least 1")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed {self.seed} is outside 0 <= seed < 2**32: give one inside")
+        if self.seeds < 1:
+            raise UserError(f"--seeds is {self.seeds}: it must be at least 1")
+        last = self.seed + self.seeds - 1
+        for seed in (self.seed, last, self.init_seed, self.data_seed, self.encoding_seed):
+            if seed is not None and not 0 <= seed < 2**32:
+                raise UserError(f"seed {seed} is outside 0 <= seed < 2**32: give one inside")
         object.__setattr__(self, "encoding", canonical_spec(self.encoding))
         make_sampler(self.positions)  # refused here if there is no such thing
         placing = str(canonical_part(parse_part(self.positions)))
@@ -98,7 +161,37 @@ class RunConfig:
         tree = dict(tree)
         tree["model"] = TransformerConfig(**tree["model"])
         tree["optimizer"] = OptimizerConfig(**tree["optimizer"])
+        if tree.get("parent") is not None:
+            tree["parent"] = Parent(**tree["parent"])
         return cls(**tree)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Where each of the seeds that are trained at once draws from."""
+
+        def given(own: int, fixed: int | None) -> int:
+            return own if fixed is None else fixed
+
+        return tuple(
+            Member(
+                own,
+                given(own, self.init_seed),
+                given(own, self.data_seed),
+                given(own, self.encoding_seed),
+            )
+            for own in range(self.seed, self.seed + self.seeds)
+        )
+
+    def model_of(self, member: Member, *, allow_plugins: bool = True) -> Transformer:
+        """Make the untrained model of one seed."""
+        return Transformer(
+            self.model,
+            self.encoding,
+            self.train_length,
+            seed=member.init,
+            encoding_seed=member.encoding,
+            allow_plugins=allow_plugins,
+        )
 
     @property
     def default_name(self) -> str:
@@ -114,26 +207,48 @@ class RunConfig:
         )
         sharing = "" if way == "all" else f"-sharing-{way}"
         placed = "" if placing == "sequential" else f"-{placing}"
-        return f"{slug}{placed}-T{self.train_length}{sharing}-seed{self.seed}"
+        seeds = str(self.seed)
+        if self.seeds > 1:
+            seeds += f"to{self.seed + self.seeds - 1}"
+        for kind in ("init", "data", "encoding"):
+            fixed = getattr(self, f"{kind}_seed")
+            seeds += "" if fixed is None else f"-{kind}{fixed}"
+        came = "" if self.parent is None else f"-from-{Path(self.parent.run).name}"
+        return f"{slug}{placed}-T{self.train_length}{sharing}-seed{seeds}{came}"
+
+
+# What could not be chosen at first, and what it was then.
+_SINCE: dict[str, dict[str, Any]] = {
+    "": {
+        **{"positions": "sequential", "seeds": 1, "accumulate": 1, "matmul_precision": None},
+        "parent": None,
+        **{"init_seed": None, "data_seed": None, "encoding_seed": None, "separator_id": None},
+    },
+    "model": {"sharing": "all", "remat": "none"},
+    "optimizer": {
+        **{"schedule": "cosine", "decay_share": 0.2, "z_loss": 0.0},
+        **{"encoding_rate": 1.0, "encoding_decay": None},
+    },
+}
 
 
 def config_hash(config: RunConfig, data: dict[str, Any]) -> str:
     """Give the SHA-256 of a config and the identity of its data, 16 hexadecimal digits."""
     tree = dataclasses.asdict(config)
     # The hash that the same config had before these could be chosen.
-    if tree["model"]["sharing"] == "all":
-        del tree["model"]["sharing"]
-    if tree["positions"] == "sequential":
-        del tree["positions"]
-    if tree["separator_id"] is None:
-        del tree["separator_id"]
+    for part, defaults in _SINCE.items():
+        own = tree[part] if part else tree
+        for name, default in defaults.items():
+            if own[name] == default:
+                del own[name]
     text = json.dumps([tree, data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def recipe_hash(config: RunConfig) -> str:
     """Give a hash of all that runs share which differ in encoding, seed and data at the most."""
-    recipe = dataclasses.replace(config, encoding="none", seed=0, data="")
+    seeds: dict[str, Any] = {f"{kind}_seed": None for kind in ("init", "data", "encoding")}
+    recipe = dataclasses.replace(config, encoding="none", data="", seed=0, seeds=1, **seeds)
     recipe = dataclasses.replace(recipe, eval_every=1, eval_tokens=1, checkpoint_every=1)
     return config_hash(recipe, {})
 
@@ -195,11 +310,18 @@ class Run:
         checkpoints: in the folder ``checkpoints``.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, data: dict[str, Any], keep: int = 2):
+    def __init__(
+        self,
+        folder: Path,
+        config: RunConfig,
+        data: dict[str, Any],
+        keep: int = 2,
+        always: Iterable[int] = (),
+    ):
         self.folder = folder
         self.config = config
         self.data = data
-        self.checkpoints = Checkpoints(folder / "checkpoints", keep)
+        self.checkpoints = Checkpoints(folder / "checkpoints", keep, always)
         self._lock: Any = None
 
     @property
@@ -211,6 +333,16 @@ class Run:
     def finished(self) -> bool:
         """Whether the checkpoint of the last step is there."""
         return self.config.steps in self.checkpoints.steps()
+
+    def frozen(self, step: int) -> dict[int, int]:
+        """Give the seeds that could not be trained to a checkpoint, each with the steps it took."""
+        if self.config.seeds == 1:
+            return {}
+        device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        like = jax.ShapeDtypeStruct((self.config.seeds,), np.int32, sharding=device)
+        taken = np.asarray(self.checkpoints.restore(step, {"step": like})["step"])
+        every = zip(self.config.members, taken.tolist(), strict=True)
+        return {member.seed: ~count for member, count in every if count < 0}
 
     @property
     def hash(self) -> str:
@@ -232,15 +364,18 @@ class Run:
                 "another --name"
             ) from None
 
-    def record_start(self, model: Transformer, resumed_from: int | None) -> None:
+    def record_start(self, models: Sequence[Transformer], resumed_from: int | None) -> None:
         """Append to ``provenance.json`` that training starts, or goes on, here and now.
 
         Raises:
-            UserError: the model's constants are not those that the run began with.
+            UserError: the models' constants are not those that the run began with.
         """
         path = self.folder / "provenance.json"
         if resumed_from is not None:
-            self.check_constants(model)
+            for index, model in enumerate(models):
+                self.check_constants(model, index)
+        if not is_first():
+            return
         starts = json.loads(path.read_text())["starts"] if path.exists() else []
         starts.append(
             {
@@ -253,19 +388,24 @@ class Run:
         write_json(
             path,
             {
-                "parameters": count_parameters(model),
-                "constants": constants_hash(model),
+                "parameters": count_parameters(models[0]),
+                "constants": [constants_hash(model) for model in models],
                 "starts": starts,
             },
         )
 
-    def check_constants(self, model: Transformer) -> None:
-        """Raise ``UserError`` where what a model has drawn is not what the run has trained with."""
+    def check_constants(self, model: Transformer, index: int = 0) -> None:
+        """Raise ``UserError`` where what a model has drawn is not what the run has trained with.
+
+        Args:
+            model: of one seed.
+            index: which of the run's.
+        """
         try:
             trained = json.loads((self.folder / "provenance.json").read_text())["constants"]
         except (OSError, ValueError, KeyError):
             return  # of runs that are older than the record
-        if trained != constants_hash(model):
+        if trained[index] != constants_hash(model):
             raise UserError(
                 f"{self.folder}: its encoding draws numbers that are not trained, and this version "
                 f"of JAX draws others than at first ({jax.__version__} now; "
@@ -383,23 +523,41 @@ def check_run(
 
 
 def start_run(
-    out: Path, name: str | None, config: RunConfig, data: dict[str, Any], keep: int = 2
+    out: Path,
+    name: str | None,
+    config: RunConfig,
+    data: dict[str, Any],
+    keep: int = 2,
+    always: Iterable[int] = (),
 ) -> Run:
     """Give the folder of a run: a new one, or an unfinished or finished one of the same config.
+
+    Args:
+        out: where runs live.
+        name: of the folder; one made from the config if None.
+        config: of the run.
+        data: identity of what it is trained on.
+        keep: how many of the last checkpoints to keep.
+        always: steps whose checkpoints are kept besides.
 
     Raises:
         UserError: as ``check_run``; or another process trains there.
     """
     if keep < 1:
         raise UserError(f"--keep is {keep}: at least 1 checkpoint must be kept")
-    folder = check_run(out, name, config, data)
-    if not (folder / "config.json").exists():
-        make_folder(folder)
-        saved = {"config": dataclasses.asdict(config), "data": data}
-        write_json(folder / "config.json", {**saved, "hash": config_hash(config, data)})
-    run = Run(folder, config, data, keep)
-    run.lock()
-    return run
+    if is_first():
+        folder = check_run(out, name, config, data)
+        if not (folder / "config.json").exists():
+            make_folder(folder)
+            saved = {"config": dataclasses.asdict(config), "data": data}
+            write_json(folder / "config.json", {**saved, "hash": config_hash(config, data)})
+        run = Run(folder, config, data, keep, always)
+        run.lock()
+        wait(f"{folder} is there")
+        return run
+    folder = Path(out) / (config.default_name if name is None else name)
+    wait(f"{folder} is there")
+    return Run(folder, config, data, keep, always)
 
 
 def constants_hash(model: Transformer) -> str | None:
@@ -420,39 +578,80 @@ def without_parameters(make: Callable[[], Transformer]) -> Transformer:
 
 
 def load_model(
-    run: Run, checkpoint: int | None = None, *, allow_plugins: bool = False
+    run: Run,
+    checkpoint: int | None = None,
+    *,
+    seed: int | None = None,
+    dtype: DType | None = None,
+    allow_plugins: bool = False,
 ) -> Transformer:
-    """Read a run's model at a checkpoint, the last one unless told otherwise, verified.
+    """Read a run's model at a checkpoint, verified.
+
+    Args:
+        run: whose.
+        checkpoint: the step; the last one unless told otherwise.
+        seed: which, of a run that trained several at once.
+        dtype: of activations; that of training unless told otherwise.
+        allow_plugins: whether code that the config names may be imported.
 
     Raises:
-        UserError: the checkpoint is missing or damaged, or what the model draws has changed.
+        UserError: the checkpoint is missing or damaged, what the model draws has changed, or the
+            run has no such seed.
         SpecError: the run names a plug-in, and plug-ins are not allowed.
     """
     config = run.config
-    merge, shapes = split(
-        without_parameters(
-            lambda: Transformer(
-                config.model,
-                config.encoding,
-                config.train_length,
-                seed=config.seed,
-                allow_plugins=allow_plugins,
-            )
+    if dtype is not None:
+        shape = dataclasses.replace(config.model, dtype=dtype)
+        config = dataclasses.replace(config, model=shape)
+    members = {member.seed: member for member in config.members}
+    if seed is None and len(members) == 1:
+        seed = config.seed
+    if seed not in members:
+        raise UserError(
+            f"{run.folder} trained the seeds {', '.join(map(str, members))} at once, and "
+            f"{'none of them is chosen' if seed is None else f'not {seed}'}: name one of them"
         )
+    member, index = members[seed], list(members).index(seed)
+    merge, shapes = split(
+        without_parameters(lambda: config.model_of(member, allow_plugins=allow_plugins))
     )
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     step = config.steps if checkpoint is None else checkpoint
-    read = run.checkpoints.restore(step, {"parameters": abstract(shapes, device)})
-    model = merge(read["parameters"])
-    run.check_constants(model)
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = abstract(shapes, device)
+    if config.seeds > 1:
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(
+                (config.seeds, *leaf.shape), leaf.dtype, sharding=device
+            ),
+            like,
+        )
+    read = run.checkpoints.restore(step, {"parameters": like})["parameters"]
+    if config.seeds > 1:
+        read = jax.tree.map(lambda leaf: leaf[index], read)
+    model = merge(read)
+    run.check_constants(model, index)
     return model
 
 
 def load(
-    folder: str | Path, checkpoint: int | None = None, *, allow_plugins: bool = False
+    folder: str | Path,
+    checkpoint: int | None = None,
+    *,
+    seed: int | None = None,
+    allow_plugins: bool = False,
 ) -> Transformer:
     """Give the model of a finished run, from its folder; see ``load_model``."""
-    return load_model(open_run(Path(folder)), checkpoint, allow_plugins=allow_plugins)
+    return load_model(open_run(Path(folder)), checkpoint, seed=seed, allow_plugins=allow_plugins)
+
+
+def open_folder(folder: Path) -> Run:
+    """Open a run, finished or not.
+
+    Raises:
+        UserError: the folder is no run.
+    """
+    folder = Path(folder)
+    return Run(folder, *_read(folder))
 
 
 def open_run(folder: Path) -> Run:
@@ -461,14 +660,12 @@ def open_run(folder: Path) -> Run:
     Raises:
         UserError: the folder is no run, or the run is unfinished.
     """
-    folder = Path(folder)
-    config, data = _read(folder)
-    run = Run(folder, config, data)
+    run = open_folder(folder)
     if not run.finished:
         steps = run.checkpoints.steps()
         reached = f"step {steps[-1]}" if steps else "no checkpoint"
         raise UserError(
-            f"{folder} is unfinished ({reached} of {config.steps} steps): give its training "
+            f"{folder} is unfinished ({reached} of {run.config.steps} steps): give its training "
             "command again to finish it"
         )
     return run

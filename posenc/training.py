@@ -1,13 +1,13 @@
-"""Loss, optimiser and train step, on split state.
+"""Loss and train step, on split state, of one seed or of several at once.
 
-Let B denote the batch, T the tokens of a window, M the model width and V the vocabulary.
-Parameters are a flat dictionary, name -> array, such as ``blocks.0.attention.query.kernel``.
+Let B denote the batch, T the tokens of a window, M the model width, V the vocabulary and N the
+seeds. Parameters are a flat dictionary, name -> array, such as
+``blocks.0.attention.query.kernel``.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,12 +17,14 @@ import optax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
-from posenc.encodings import PositionalEncoding
-from posenc.errors import UserError
+from posenc.devices import batch_sharding, mesh_of, sharding_of
+from posenc.optimizer import OptimizerConfig, decayed, optimizer, schedule
 from posenc.transformer import Tensor, Transformer
+from posenc.watching import learned
 
 Parameters = dict[str, Any]
 Batch = dict[str, Any]
+State = dict[str, Any]
 
 # Logits of at most so many tokens times vocabulary exist at a time (256 MiB in float32).
 LOGITS_AT_A_TIME = 2**26
@@ -30,123 +32,49 @@ LOGITS_AT_A_TIME = 2**26
 DROPOUT_STREAM = 0x64726F70
 
 
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """AdamW with warm-up, cosine decay and clipping.
+def pieces(model: nnx.Module) -> tuple[Callable[[Parameters, Parameters], Any], Any, Any]:
+    """Split a model into parameters, constants, and the function that puts it together from both.
 
-    Attributes:
-        learning_rate: the peak.
-        warmup_steps: of linear warm-up from 0.
-        final_share: the learning rate at the end, as a share of the peak.
-        weight_decay: of projection kernels only.
-        b1: decay of the first moment.
-        b2: decay of the second moment.
-        eps: of Adam.
-        clip_norm: of the global gradient.
+    Constants are what is drawn when a model is made, and never trained.
     """
+    graph, *states = nnx.split(model, nnx.Param, ...)
+    flat = [dict(nnx.to_flat_state(state)) for state in states]
+    names = [{path: ".".join(map(str, path)) for path in variables} for variables in flat]
 
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    final_share: float = 0.1
-    weight_decay: float = 0.1
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    clip_norm: float = 1.0
+    def merge(parameters: Parameters, constants: Parameters) -> Any:
+        made = [
+            nnx.from_flat_state({p: kept[p].replace(values[name]) for p, name in own.items()})
+            for kept, own, values in zip(flat, names, (parameters, constants), strict=True)
+        ]
+        return nnx.merge(graph, *made)
 
-    def __post_init__(self) -> None:
-        for name, least in (("learning_rate", 0), ("clip_norm", 0), ("eps", 0)):
-            if not getattr(self, name) > least:
-                option = "--" + name.replace("_", "-")
-                raise UserError(f"{option} is {getattr(self, name)}: it must be above {least}")
-        for name in ("warmup_steps", "weight_decay", "final_share"):
-            if not getattr(self, name) >= 0:
-                option = "--" + name.replace("_", "-")
-                raise UserError(f"{option} is {getattr(self, name)}: it must be at least 0")
+    parameters, constants = (
+        {name: kept[path].get_value() for path, name in own.items()}
+        for kept, own in zip(flat, names, strict=True)
+    )
+    return merge, parameters, constants
 
 
 def split(model: nnx.Module) -> tuple[Callable[[Parameters], Any], Parameters]:
     """Split a model into its parameters and the function that puts it together from them."""
-    graph, *states = nnx.split(model, nnx.Param, ...)
-    trained, rest = states
-    variables = dict(nnx.to_flat_state(trained))
-    names = {path: ".".join(map(str, path)) for path in variables}
-
-    def merge(parameters: Parameters) -> Any:
-        flat = {path: variables[path].replace(parameters[name]) for path, name in names.items()}
-        return nnx.merge(graph, nnx.from_flat_state(flat), rest)
-
-    return merge, {name: variables[path].get_value() for path, name in names.items()}
+    merge, parameters, constants = pieces(model)
+    return lambda parameters: merge(parameters, constants), parameters
 
 
-def decayed(model: Transformer, parameters: Parameters) -> dict[str, bool]:
-    """Say of each parameter whether weight decay applies to it.
-
-    Projection kernels are decayed, an untied head among them; embeddings, norms and biases are
-    not, nor is an encoding's parameter unless the encoding names it.
-    """
-    own = {
-        ".".join(map(str, ("encoding", *path, name)))
-        for path, part in nnx.iter_graph(model.encoding)
-        if isinstance(part, PositionalEncoding)
-        for name in part.decayed
-    }
-    return {
-        name: name in own
-        or name == "head"
-        or (name.endswith(".kernel") and not name.startswith("encoding."))
-        for name in parameters
-    }
-
-
-def schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Give the learning rate by step: linear warm-up, then cosine decay to the end.
-
-    The first step takes a share ``1 / warmup_steps`` of the peak; the last one ``final_share``,
-    unless the run ends within the warm-up.
-    """
-    warmup = min(config.warmup_steps, steps)
-    from_zero = optax.warmup_cosine_decay_schedule(
-        init_value=0.0,
-        peak_value=config.learning_rate,
-        warmup_steps=warmup,
-        decay_steps=max(steps, warmup + 1),
-        end_value=config.learning_rate * config.final_share,
-    )
-    # At 0 the rate is 0, and a step would move nothing.
-    return lambda step: from_zero(step + 1)
-
-
-def optimizer(
-    config: OptimizerConfig, steps: int, mask: dict[str, bool]
-) -> optax.GradientTransformation:
-    """Make the optimiser of a run of ``steps`` steps."""
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            schedule(config, steps),
-            b1=config.b1,
-            b2=config.b2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            mask=mask,
-        ),
-    )
-
-
-def token_nll(
+def token_losses(
     model: Transformer, hidden: Float[Array, "B T M"], targets: Int[Tensor, "B T"]
-) -> Float[Array, "B T"]:
-    """Give the negative log-likelihood of each target, nats, float32.
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Give each target's negative log-likelihood, nats, and ``log Z`` of its logits, float32.
 
     The logits are made a stretch of tokens at a time and again in the backward pass, so that
     memory does not grow with T times V.
     """
 
-    def some(hidden: Array, targets: Array) -> Array:
+    def some(hidden: Array, targets: Array) -> tuple[Array, Array]:
         logits = model.logits(hidden)
         chosen = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        return jax.nn.logsumexp(logits, axis=-1) - chosen
+        log_z = jax.nn.logsumexp(logits, axis=-1)
+        return log_z - chosen, log_z
 
     targets = jnp.asarray(targets)
     batch, length, width = hidden.shape
@@ -162,99 +90,193 @@ def token_nll(
         jnp.moveaxis(targets.reshape(batch, count, stretch), 1, 0),
     )
     body = jax.checkpoint(lambda pair: some(*pair), prevent_cse=False)
-    nll = jax.lax.map(body, stretches)
-    return jnp.moveaxis(nll, 0, 1).reshape(batch, -1)[:, :length]
+    nll, log_z = jax.lax.map(body, stretches)
+    nll, log_z = (jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :length] for x in (nll, log_z))
+    return nll, log_z
+
+
+def token_nll(
+    model: Transformer, hidden: Float[Array, "B T M"], targets: Int[Tensor, "B T"]
+) -> Float[Array, "B T"]:
+    """Give the negative log-likelihood of each target, nats, float32."""
+    return token_losses(model, hidden, targets)[0]
+
+
+def summed_losses(
+    model: Transformer, batch: Batch, key: Array | None = None
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Give the sums of the loss and of ``log(Z)^2`` over the targets that ``mask`` admits."""
+    places = batch["positions"], batch["segments"], batch.get("streams")
+    hidden, _ = model.hidden(batch["inputs"], *places, key=key)
+    nll, log_z = token_losses(model, hidden, batch["targets"])
+    # Chosen, not multiplied by 0: what is masked may be anything.
+    loss, squares = (jnp.sum(jnp.where(batch["mask"], x, 0.0)) for x in (nll, log_z**2))
+    return loss, squares
 
 
 def mean_nll(model: Transformer, batch: Batch, key: Array | None = None) -> Float[Array, ""]:
     """Give the mean over the targets that ``mask`` admits, nats a token."""
-    places = batch["positions"], batch["segments"], batch.get("streams")
-    hidden, _ = model.hidden(batch["inputs"], *places, key=key)
-    nll = token_nll(model, hidden, batch["targets"])
-    # Chosen, not multiplied by 0: what is masked may be anything.
-    chosen = jnp.where(batch["mask"], nll, 0.0)
-    return jnp.sum(chosen) / jnp.maximum(jnp.sum(batch["mask"]), 1)
+    return summed_losses(model, batch, key)[0] / admitted(batch)
 
 
-def check_batch_size(batch_size: int) -> None:
-    """Raise ``UserError`` if the devices cannot share a batch evenly."""
-    devices = jax.device_count()
-    if batch_size % devices:
-        raise UserError(
-            f"--batch-size {batch_size} cannot be shared by {devices} devices: "
-            f"make it a multiple of {devices}"
-        )
+def admitted(batch: Batch) -> Array:
+    """Count the targets that ``mask`` admits; 1 where there is none."""
+    return jnp.maximum(jnp.sum(batch["mask"]), 1)
 
 
 class Trainer:
     """A model, its optimiser and the compiled functions that train and validate it.
 
+    Given several models, one a seed, it trains them at once, one compiled step for all: arrays
+    begin with an axis of N then, batches too. A seed whose loss or gradient is not finite is frozen
+    as it was before that step, and ``step`` is ``-1 - s`` from then on, s the steps that it took;
+    the others go on.
+
     Args:
-        model: to be trained.
+        models: to be trained: one, or one a seed.
         config: of the optimiser.
         steps: of the whole run, which the schedule spans.
-        seed: of dropout.
+        seeds: of dropout, as many.
+        fsdp: devices that share a copy of parameters and optimiser state.
+        accumulate: parts of a batch, of which one after another is computed.
     """
 
-    def __init__(self, model: Transformer, config: OptimizerConfig, steps: int, seed: int):
-        merge, parameters = split(model)
-        transform = optimizer(config, steps, decayed(model, parameters))
+    def __init__(
+        self,
+        models: Transformer | Sequence[Transformer],
+        config: OptimizerConfig,
+        steps: int,
+        seeds: int | Sequence[int],
+        *,
+        fsdp: int = 1,
+        accumulate: int = 1,
+    ):
+        self.several = several = not isinstance(models, Transformer)
+        every = [models] if isinstance(models, Transformer) else list(models)
+        first = every[0]
+        merge, _, _ = pieces(first)
+        parameters, constants = (
+            jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) if several else trees[0]
+            for trees in zip(*(pieces(model)[1:] for model in every), strict=True)
+        )
+        transform = optimizer(config, steps, decayed(first, pieces(first)[1]))
         rate = schedule(config, steps)
         # A stream of its own: without a tag the first steps' keys are those of the initialisation.
-        tagged = jax.random.fold_in(jax.random.key(seed), DROPOUT_STREAM)
-        dropout_key = tagged if model.config.dropout else None
-        # All devices share a batch's rows; every device holds all parameters. Pinned on input and
-        # output: left to the compiler, the sharding of moments drifts after a step, unseen.
-        self.mesh = jax.make_mesh(
-            (jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,)
-        )
-        self.replicated = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
-        self.by_row = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec("data"))
+        tagged = [
+            jax.random.fold_in(jax.random.key(seed), DROPOUT_STREAM)
+            for seed in ([seeds] if isinstance(seeds, int) else seeds)
+        ]
+        drawn = jnp.stack(tagged) if several else tagged[0]
+        dropout = drawn if first.config.dropout else None
 
-        def step(state: dict[str, Any], batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
-            at = state["step"]
-            key = None if dropout_key is None else jax.random.fold_in(dropout_key, at)
-            loss, gradient = jax.value_and_grad(lambda p: mean_nll(merge(p), batch, key))(
-                state["parameters"]
+        def gradient_of(parameters, constants, batch, key):
+            """Give the gradient of what is minimised, and the loss, over all parts of a batch."""
+            count = admitted(batch)
+
+            def minimised(parameters, part, key):
+                nll, squares = summed_losses(merge(parameters, constants), part, key)
+                return (nll + config.z_loss * squares) / count, nll / count
+
+            compute = jax.grad(minimised, has_aux=True)
+            if accumulate == 1:
+                return compute(parameters, batch, key)
+
+            # Every device's rows are spread over all parts: no row moves to another one.
+            parts = jax.tree.map(
+                lambda leaf: jnp.swapaxes(leaf.reshape(-1, accumulate, *leaf.shape[1:]), 0, 1),
+                batch,
             )
+
+            def add(carry, numbered):
+                number, part = numbered
+                own = None if key is None else jax.random.fold_in(key, number)
+                return jax.tree.map(jnp.add, carry, compute(parameters, part, own)), None
+
+            zeros = jax.tree.map(jnp.zeros_like, parameters), jnp.zeros(())
+            return jax.lax.scan(add, zeros, (jnp.arange(accumulate), parts))[0]
+
+        def step(state: State, batch: Batch, key: Any, constants: Any) -> tuple[State, State]:
+            at = state["step"]
+            now = jnp.where(at < 0, ~at, at)
+            key = None if key is None else jax.random.fold_in(key, now)
+            gradient, loss = gradient_of(state["parameters"], constants, batch, key)
             updates, moments = transform.update(gradient, state["optimizer"], state["parameters"])
+            norm = optax.tree.norm(gradient)
             after = {
                 "parameters": optax.apply_updates(state["parameters"], updates),
                 "optimizer": moments,
                 "step": at + 1,
             }
-            norm = optax.tree.norm(gradient)
-            return after, {"loss": loss, "gradient_norm": norm, "learning_rate": rate(at)}
+            if several:
+                good = (at >= 0) & jnp.isfinite(loss) & jnp.isfinite(norm)
+                after = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, state)
+                after["step"] = jnp.where(good, at + 1, ~now)
+            return after, {"loss": loss, "gradient_norm": norm, "learning_rate": rate(now)}
 
-        self.merge = merge
+        def nll(parameters: Parameters, batch: Batch, constants: Any) -> Array:
+            return mean_nll(merge(parameters, constants), batch)
+
+        if several:
+            step = jax.vmap(step, in_axes=(0, 0, None if dropout is None else 0, 0))
+            nll = jax.vmap(nll)
+        self.mesh = mesh_of(fsdp, len(every) if several else 1)
+        self.by_row = batch_sharding(self.mesh, several)
+        initial = jax.vmap(transform.init) if several else transform.init
+        moments = jax.eval_shape(initial, parameters)
+        self._start = {
+            "parameters": parameters,
+            "step": jnp.zeros((len(every),) if several else (), jnp.int32),
+        }
+        # Pinned on input and output: left to the compiler, the sharding of moments drifts after a
+        # step, unseen.
+        self.shardings = jax.tree.map(
+            lambda leaf: sharding_of(leaf.shape, self.mesh, several),
+            {**self._start, "optimizer": moments},
+        )
+        self._initial = jax.jit(initial, out_shardings=self.shardings["optimizer"])
+        everywhere = jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+        self._fixed = jax.device_put((dropout, constants), everywhere)
+        self._merge = merge
         self._step = jax.jit(
             step,
             donate_argnums=0,
-            in_shardings=(self.replicated, self.by_row),
-            out_shardings=(self.replicated, self.replicated),
+            in_shardings=(self.shardings, self.by_row, everywhere, everywhere),
+            out_shardings=(self.shardings, everywhere),
         )
         self._nll = jax.jit(
-            lambda parameters, batch: mean_nll(merge(parameters), batch),
-            in_shardings=(self.replicated, self.replicated),
+            nll, in_shardings=(self.shardings["parameters"], everywhere, everywhere)
         )
-        self._start = {
-            "parameters": parameters,
-            "optimizer": transform.init(parameters),
-            "step": jnp.zeros((), jnp.int32),
-        }
 
-    def start(self) -> dict[str, Any]:
+        self._learned = jax.jit(
+            lambda parameters: learned(parameters, several),
+            in_shardings=(self.shardings["parameters"],),
+            out_shardings=everywhere,
+        )
+
+    def start(self) -> State:
         """Give the state before the first step: parameters, optimiser, step."""
-        return jax.device_put(self._start, self.replicated)
+        known = {name: self.shardings[name] for name in self._start}
+        # By way of the host, for steps use up what they are given.
+        state = jax.device_put(jax.tree.map(np.array, self._start), known)
+        return {**state, "optimizer": self._initial(state["parameters"])}
 
-    def step(self, state: dict[str, Any], batch: Batch) -> tuple[dict[str, Any], dict[str, Array]]:
+    def merge(self, parameters: Parameters) -> Transformer:
+        """Put the one model together from its parameters."""
+        assert not self.several
+        return self._merge(parameters, self._fixed[1])
+
+    def step(self, state: State, batch: Batch) -> tuple[State, State]:
         """Take one step on this process's rows of a batch; ``state`` is used up."""
         rows = jax.tree.map(
             lambda value: jax.make_array_from_process_local_data(self.by_row, np.asarray(value)),
             batch,
         )
-        return self._step(state, rows)
+        return self._step(state, rows, *self._fixed)
 
-    def nll(self, state: dict[str, Any], batch: Batch) -> float:
-        """Give the mean negative log-likelihood of a batch, nats a token."""
-        return float(self._nll(state["parameters"], batch))
+    def nll(self, state: State, batch: Batch) -> np.ndarray:
+        """Give the mean negative log-likelihood of a batch, nats a token; one a seed of several."""
+        return np.asarray(self._nll(state["parameters"], batch, self._fixed[1]))
+
+    def learned(self, state: State) -> dict[str, np.ndarray]:
+        """Give mean and root mean square of every parameter of the encoding; one a seed."""
+        return jax.tree.map(np.asarray, self._learned(state["parameters"]))

@@ -26,6 +26,9 @@ from posenc.sharing import Apply, Unshared, copies_of, shared, unshare
 Tensor = Array | np.ndarray
 
 
+DType = Literal["float32", "bfloat16"]
+
+
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
     """A transformer's shape; the defaults are the modern ones.
@@ -50,6 +53,8 @@ class TransformerConfig:
         dtype: of activations; parameters, positions, logits and softmax are float32.
         sharing: ``all`` positions share a block's weights, ``none`` does, or groups of consecutive
             ones do, ``groups(copies=8)``; see ``posenc.sharing``.
+        remat: what a block computes again in the backward pass instead of keeping it: ``none``,
+            all but its matrix products (``dots``), or all (``full``).
     """
 
     vocab_size: int = 257
@@ -66,8 +71,9 @@ class TransformerConfig:
     tied_head: bool = True
     init_std: float = 0.02
     dropout: float = 0.0
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: DType = "float32"
     sharing: str = "all"
+    remat: Literal["none", "dots", "full"] = "none"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "layers", "width", "heads"):
@@ -87,6 +93,8 @@ class TransformerConfig:
                 f"{self.heads} heads cannot share {self.kv_heads} key-value heads: "
                 "take a divisor of the heads"
             )
+        if self.remat not in ("none", "dots", "full"):
+            raise UserError(f"remat is {self.remat!r}: it is none, dots or full")
         if not isinstance(self.sharing, str):
             raise UserError(f"sharing is {self.sharing!r}: give text, such as all or none")
         if not 0 <= self.dropout < 1:
@@ -178,6 +186,13 @@ def _check_fits(cache: Cache, positions: Array, streams: dict[str, Array]) -> No
             f"streams {given or 'none'} do not go into a cache that holds {held or 'none'}: "
             f"start it with streams={given}"
         )
+
+
+# What rematerialised blocks keep for the backward pass.
+_KEPT = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
 
 
 def dropped(x: Array, rate: float, key: Array | None) -> Array:
@@ -282,6 +297,7 @@ class Transformer(nnx.Module):
             blocks whose weights not all positions share.
         seed: of all parameters. The encoding draws from a stream of its own, so that all others
             are the same bits whatever the encoding is.
+        encoding_seed: of that stream, if another.
         allow_plugins: whether a spec may name ``module:Class``.
     """
 
@@ -292,11 +308,14 @@ class Transformer(nnx.Module):
         context_length: int,
         *,
         seed: int | Array = 0,
+        encoding_seed: int | Array | None = None,
         allow_plugins: bool = True,
     ):
         if context_length < 1:
             raise UserError(f"context length {context_length}: it must be at least 1")
         shared_key, encoding_key = jax.random.split(jax.random.key(seed))
+        if encoding_seed is not None:
+            encoding_key = jax.random.split(jax.random.key(encoding_seed))[1]
         rngs = nnx.Rngs(shared_key)
         self.config = config
         self.embedding = nnx.Embed(
@@ -428,19 +447,26 @@ class Transformer(nnx.Module):
         x = dropped(x, self.config.dropout, key)
         layers = []
         for depth, block in enumerate(self.blocks):
-            x, layer_cache = block(
-                x,
-                self.encoding.at(depth),
-                self._at(queries, depth),
-                self._at(keys, depth),
-                None if cache is None else cache.layers[depth],
-                start,
-                causal=causal,
-                dense=dense,
-                key=None if key is None else jax.random.fold_in(key, depth),
-                apply=apply,
-            )
-            layers.append(layer_cache)
+
+            def layer(x, queries, keys, key, depth=depth, block=block):
+                return block(
+                    x,
+                    self.encoding.at(depth),
+                    queries,
+                    keys,
+                    None if cache is None else cache.layers[depth],
+                    start,
+                    causal=causal,
+                    dense=dense,
+                    key=key,
+                    apply=apply,
+                )
+
+            if self.config.remat != "none" and cache is None:
+                layer = jax.checkpoint(layer, policy=_KEPT[self.config.remat])
+            key_of = None if key is None else jax.random.fold_in(key, depth)
+            x, after = layer(x, self._at(queries, depth), self._at(keys, depth), key_of)
+            layers.append(after)
         x = self.final_norm(x)
 
         representable = self.representable(keys.positions, keys.streams)

@@ -41,3 +41,19 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     if report.skipped and item.config.getoption("--fail-on-skip"):
         report.outcome = "failed"
         report.longrepr = f"skipped, where a skip is a failure: {report.longrepr}"
+
+
+@pytest.fixture(scope="session")
+def common(tmp_path_factory):
+    """Options of a run of six steps, on a little text, that `train.Arguments` takes."""
+    import numpy as np
+
+    folder = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    for index in range(160):
+        (folder / f"{index}.txt").write_text(" ".join(rng.choice(["aa", "b", "cccc"], 40)))
+    return {
+        **{"encoding": ("wpe",), "model": "nano", "data": str(folder / "*.txt")},
+        **{"train_length": 16, "batch_size": 4, "warmup_steps": 2, "steps": 6},
+        **{"eval_every": 3, "checkpoint_every": 3, "eval_tokens": 64},
+    }

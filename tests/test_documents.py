@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from eval.report.rows import read_rows
+from posenc.optimizer import OptimizerConfig
 from posenc.runs import RunConfig, config_hash, recipe_hash
-from posenc.training import OptimizerConfig
 from posenc.transformer import preset
 from studies.documents import nth_table
 

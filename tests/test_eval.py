@@ -281,9 +281,29 @@ def test_every_row_says_where_it_comes_from(rows, runs):
         assert len(row["data"]["sha256"]) == 64
         assert row["versions"]["jax"] == jax.__version__
         assert row["device"].endswith("(cpu)")
-        assert {"commit", "dirty", "matmul_precision", "config_hash"} <= row.keys()
+        assert {"commit", "dirty", "config_hash"} <= row.keys()
+        assert row["matmul_precision"] == "highest"  # in float32, unless told otherwise
         assert row["trained_with"]["versions"]["jax"] == jax.__version__
     assert rows[0]["model"] == config.preset
+
+
+def test_a_model_is_scored_in_another_type_and_says_so(runs, tmp_path):
+    low = evaluate(runs[:1], (8, 16), tmp_path, dtype="bfloat16")
+    place = ("protocol", "length", "position_from")
+    full = evaluate(runs[:1], (8, 16), tmp_path)
+    wanted = {tuple(row[p] for p in place): row for row in full}
+    for row in low:
+        assert (row["dtype"], row["matmul_precision"]) == ("bfloat16", None)
+        if row["nll"] is not None and row["protocol"] != "per_position":
+            nll = wanted[tuple(row[p] for p in place)]["nll"]
+            # Eight bits of each logit, averaged over many tokens.
+            assert row["nll"] == pytest.approx(nll, rel=2e-3)
+            assert row["nll"] != nll
+    (again,) = {
+        row["matmul_precision"]
+        for row in evaluate(runs[:1], (8,), tmp_path, matmul_precision="default")
+    }
+    assert again == "default"
 
 
 def test_scores_are_kept_by_document_window_and_token_and_not_run_again(

@@ -216,7 +216,7 @@ def finished_run(out, encoding="rope", **changed):
     config = RunConfig(encoding, "nano", shape, "x", train_length=16, steps=1, **changed)
     run = start_run(out, None, config, {"name": "x"})
     model = Transformer(shape, encoding, 16, seed=0)
-    run.record_start(model, None)
+    run.record_start([model], None)
     run.checkpoints.save(1, Trainer(model, config.optimizer, 1, 0).start())
     run.checkpoints.finish()
     return run.folder

@@ -23,7 +23,8 @@ from golden.weights import (
 from test_golden import golden
 
 from posenc.encodings import Dimensions, RoPE, Side, alibi_slopes, sequential_positions
-from posenc.training import OptimizerConfig, decayed, mean_nll, optimizer, split
+from posenc.optimizer import OptimizerConfig, decayed, optimizer
+from posenc.training import mean_nll, split
 
 pytestmark = pytest.mark.peers
 

@@ -18,7 +18,7 @@ from eval.report.rows import Row, write_file, write_rows
 from posenc.cli import parse
 from posenc.compilation import keep_compiled
 from posenc.errors import UserError, one_line_errors
-from posenc.training import OptimizerConfig
+from posenc.optimizer import OptimizerConfig
 from studies.weight_sharing import contributions, facts, text
 from studies.weight_sharing.report import EXPERIMENTS, draw, table
 

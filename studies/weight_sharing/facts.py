@@ -18,10 +18,11 @@ import numpy as np
 
 from eval.report.rows import Row, plain, write_file
 from posenc import data as datasets
+from posenc.optimizer import OptimizerConfig
 from posenc.progress import reporting
 from posenc.runs import provenance, source_hash
 from posenc.sharing import canonical_sharing
-from posenc.training import OptimizerConfig, Trainer
+from posenc.training import Trainer
 from posenc.transformer import Transformer, count_parameters
 from studies.weight_sharing import text
 
