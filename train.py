@@ -66,8 +66,12 @@ class Arguments:
     """Whether every document begins with a BOS token."""
     positions: str = "sequential"
     """Of a window's tokens, such as "randomized(max_position=512)", shape or pose."""
-    train_length: int = 64
-    """Tokens of a training window."""
+    train_length: int | str = 64
+    """Tokens of a training window; or lengths with their shares of all tokens: 64:0.5,256:0.5."""
+    lengths: str = "fixed"
+    """Of the pieces of a window: "uniform(least=8)", log_uniform or "ramp(first=16)" up to it."""
+    packing: Literal["masked", "unmasked", "none"] = "masked"
+    """How documents share windows: masked from each other or not, or one document a window."""
     batch_size: int = 32
     """Windows of a step, over all devices; of each seed."""
     accumulate: int = 1
@@ -179,6 +183,13 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
         for field in dataclasses.fields(shape)
         if getattr(arguments, field.name, None) is not None
     }
+    length, lengths = datasets.read_train_length(arguments.train_length)
+    if lengths != "fixed" and arguments.lengths != "fixed":
+        raise UserError(
+            f"--train-length {arguments.train_length} and --lengths {arguments.lengths} say two "
+            "things: give one of them"
+        )
+    lengths = arguments.lengths if lengths == "fixed" else lengths
     vocabulary = datasets.tokenizer(arguments.tokenizer).vocab_size
     shape = dataclasses.replace(shape, vocab_size=vocabulary, **given)
     configs = [
@@ -192,7 +203,9 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
             tokenizer=arguments.tokenizer,
             bos=arguments.bos,
             positions=arguments.positions,
-            train_length=arguments.train_length,
+            train_length=length,
+            lengths=lengths,
+            packing=arguments.packing,
             batch_size=arguments.batch_size,
             steps=arguments.steps,
             seed=seed,
@@ -325,6 +338,8 @@ def train(
         state, carried = carry_over(open_folder(Path(config.parent.run)), config, state)
         print(f"{run.folder}: from {config.parent.run} at step {config.parent.step}: {carried}")
     run.record_start(models, first or None)
+    if is_first():
+        run.record_distances(batches)
     metrics = Metrics(run.folder, after=first) if is_first() else None
 
     tokens_a_step = config.batch_size * config.train_length
@@ -522,7 +537,7 @@ def main(arguments: Arguments) -> list[Path]:
         name: datasets.token_stream(corpus, name, tokenizer, arguments.bos)
         for name in datasets.SPLITS  # test too: an evaluation will want it
     }
-    windows = datasets.Windows(streams["train"], arguments.train_length)
+    windows = datasets.PACKINGS[arguments.packing](streams["train"], configs[0].train_length)
     valid = validation_batches(streams["valid"], configs[0])
     print(
         f"data: {corpus.name}, {datasets.describe_split(corpus)}; "
@@ -554,6 +569,8 @@ def main(arguments: Arguments) -> list[Path]:
                 process_index=jax.process_index(),
                 process_count=jax.process_count(),
                 placer=placer,
+                regime=datasets.make_regime(config.lengths, config.train_length),
+                steps=config.steps,
             )
             for member in config.members
         ]

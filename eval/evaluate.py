@@ -124,6 +124,8 @@ def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
         "sharing": config.model.sharing,
         # How windows get them, in training and, as the options say, in evaluation.
         "positions": config.positions,
+        "lengths": config.lengths,
+        "packing": config.packing,
         "parameters": parameters,
         "seed": config.seed if seed is None else seed,
         # What was fixed for all seeds, instead of following the seed.

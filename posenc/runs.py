@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from posenc import data as datasets
 from posenc.checkpoints import Checkpoints, abstract, write_json
 from posenc.encodings.registry import canonical_part, canonical_spec, make_sampler, parse_part
 from posenc.errors import UserError, make_folder
@@ -89,6 +90,9 @@ class RunConfig:
         bos: ``document``: every document begins with a BOS token; or ``none``.
         positions: what gives the tokens of a window their positions, in a canonical form.
         train_length: tokens of a training window, and the length that the model is built for.
+        lengths: into what pieces training windows are cut, in a canonical form.
+        packing: how documents share windows: ``masked`` from each other, ``unmasked``, or ``none``,
+            a window being of one document and padded.
         batch_size: windows of a step, over all devices.
         steps: of the run.
         seed: of the initial parameters, the order of the data, the encoding's own draws and
@@ -115,6 +119,8 @@ class RunConfig:
     bos: Literal["document", "none"] = "document"
     positions: str = "sequential"
     train_length: int = 64
+    lengths: str = "fixed"
+    packing: Literal["masked", "unmasked", "none"] = "masked"
     batch_size: int = 32
     steps: int = 600
     seed: int = 0
@@ -152,6 +158,8 @@ class RunConfig:
         make_sampler(self.positions)  # refused here if there is no such thing
         placing = str(canonical_part(parse_part(self.positions)))
         object.__setattr__(self, "positions", placing)
+        datasets.make_regime(self.lengths, self.train_length)
+        object.__setattr__(self, "lengths", str(canonical_part(parse_part(self.lengths))))
         sharing = canonical_sharing(self.model.sharing, self.train_length)
         object.__setattr__(self, "model", dataclasses.replace(self.model, sharing=sharing))
 
@@ -201,10 +209,12 @@ class RunConfig:
         for mark, word in (("+", "_plus_"), ("*", "_times_"), ("),", ")_then_"), (",", "_then_")):
             text = text.replace(mark, word)
         slug = re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-        way, placing = (
+        way, placing, pieces = (
             re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-            for text in (self.model.sharing, self.positions)
+            for text in (self.model.sharing, self.positions, self.lengths)
         )
+        regime = "" if pieces == "fixed" else f"-{pieces}"
+        regime += "" if self.packing == "masked" else f"-packing-{self.packing}"
         sharing = "" if way == "all" else f"-sharing-{way}"
         placed = "" if placing == "sequential" else f"-{placing}"
         seeds = str(self.seed)
@@ -214,12 +224,13 @@ class RunConfig:
             fixed = getattr(self, f"{kind}_seed")
             seeds += "" if fixed is None else f"-{kind}{fixed}"
         came = "" if self.parent is None else f"-from-{Path(self.parent.run).name}"
-        return f"{slug}{placed}-T{self.train_length}{sharing}-seed{seeds}{came}"
+        return f"{slug}{placed}-T{self.train_length}{regime}{sharing}-seed{seeds}{came}"
 
 
 # What could not be chosen at first, and what it was then.
 _SINCE: dict[str, dict[str, Any]] = {
     "": {
+        **{"lengths": "fixed", "packing": "masked"},
         **{"positions": "sequential", "seeds": 1, "accumulate": 1, "matmul_precision": None},
         "parent": None,
         **{"init_seed": None, "data_seed": None, "encoding_seed": None, "separator_id": None},
@@ -393,6 +404,13 @@ class Run:
                 "starts": starts,
             },
         )
+
+    def record_distances(self, batches: Sequence[datasets.Batches]) -> None:
+        """Write ``distances.json``: how far queries can look in training, over 32 even steps."""
+        steps = np.unique(np.linspace(0, self.config.steps - 1, 32).round().astype(int))
+        some = (batches[0][int(step)] for step in steps)
+        found = datasets.attended_distances(some, self.config.train_length)
+        write_json(self.folder / "distances.json", found)
 
     def check_constants(self, model: Transformer, index: int = 0) -> None:
         """Raise ``UserError`` where what a model has drawn is not what the run has trained with.

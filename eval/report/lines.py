@@ -34,7 +34,10 @@ SETTINGS = (
     *("data.sha256", "data.tokenizer_sha256", "parameters", "recipe_hash"),
 )
 # What rows meant that were written before it could be chosen; labels name anything else.
-_USUAL = {"sharing": "all", "positions": "sequential"}
+_USUAL = {
+    **{"sharing": "all", "positions": "sequential", "lengths": "fixed", "packing": "masked"},
+    "parent.run": "None",
+}
 # Encodings have their own number of parameters: it separates runs of one encoding only.
 _WITHIN_ENCODING = ("parameters",)
 

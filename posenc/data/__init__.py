@@ -3,10 +3,12 @@
 from posenc.data.corpora import CORPORA, Corpus, Document, cache_folder, load
 from posenc.data.identity import identity
 from posenc.data.reading import bos_id, open_data, token_documents, token_stream
+from posenc.data.regimes import REGIMES, attended_distances, make_regime, read_train_length
 from posenc.data.splits import SPLIT_VERSION, SPLITS, Block, describe_split, split, split_rule
 from posenc.data.token_files import TokenCorpus
 from posenc.data.tokens import TOKENIZERS, ByteTokenizer, Tokenizer, keep_tokenizer, tokenizer
 from posenc.data.windows import (
+    PACKINGS,
     Batch,
     Batches,
     TokenStream,
@@ -18,6 +20,8 @@ from posenc.data.windows import (
 
 __all__ = [
     "CORPORA",
+    "PACKINGS",
+    "REGIMES",
     "SPLITS",
     "SPLIT_VERSION",
     "TOKENIZERS",
@@ -31,6 +35,7 @@ __all__ = [
     "TokenStream",
     "Tokenizer",
     "Windows",
+    "attended_distances",
     "bos_id",
     "cache_folder",
     "describe_split",
@@ -39,8 +44,10 @@ __all__ = [
     "keep_tokenizer",
     "load",
     "make_batch",
+    "make_regime",
     "open_data",
     "placed",
+    "read_train_length",
     "split",
     "split_rule",
     "token_documents",

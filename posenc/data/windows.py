@@ -10,6 +10,7 @@ import numpy as np
 
 from posenc.data._names import unknown
 from posenc.data.corpora import Document
+from posenc.data.regimes import PIECES, Fixed, cut
 from posenc.data.splits import Block
 from posenc.data.tokens import Tokenizer
 from posenc.encodings.sampling import sequential_positions
@@ -118,6 +119,56 @@ class Windows:
         }
 
 
+class Rows(Windows):
+    """Windows that begin with their document or go on in it, and end with it: padded, not packed.
+
+    Window k of a document covers its tokens `[k * length, k * length + length + 1)`, as far as
+    there are any; what is lacking is padding, of token and segment 0.
+
+    Args:
+        stream: the tokens.
+        length: inputs a window, T.
+
+    Raises:
+        UserError: `length` is below 1, or no document holds 2 tokens.
+    """
+
+    def __init__(self, stream: TokenStream, length: int):
+        if length < 1:
+            raise UserError(f"window length {length} is below 1; give at least 1 token")
+        self.stream, self.length = stream, length
+        sizes = np.diff(stream.offsets)
+        self._first = np.cumsum([0, *-(-np.maximum(sizes - 1, 0) // length)])
+        if not len(self):
+            raise UserError("no document of the split has 2 tokens: give more text")
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Give a window: `tokens` and `segments`, int32 `[T + 1]`; segment 1, and 0 for padding."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"window {index} of {len(self)}")
+        document = int(np.searchsorted(self._first, index, side="right")) - 1
+        low, end = self.stream.offsets[document : document + 2]
+        low += (index - self._first[document]) * self.length
+        some = self.stream.tokens[low : min(low + self.length + 1, end)]
+        tokens = np.zeros(self.length + 1, np.int32)
+        segments = np.zeros(self.length + 1, np.int32)
+        tokens[: len(some)], segments[: len(some)] = some, 1
+        return {"tokens": tokens, "segments": segments}
+
+
+class Unmasked(Windows):
+    """Windows whose documents see each other: one segment each, whatever lies in them."""
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        """Give a window: `tokens` and `segments`, int32 `[T + 1]`; all of segment 1."""
+        window = super().__getitem__(index)
+        return {**window, "segments": np.ones_like(window["segments"])}
+
+
+# How documents share windows.
+PACKINGS: dict[str, type[Windows]] = {"masked": Windows, "unmasked": Unmasked, "none": Rows}
+
+
 def make_batch(windows: Iterable[dict[str, np.ndarray]]) -> Batch:
     """Stack windows into a batch.
 
@@ -134,7 +185,7 @@ def make_batch(windows: Iterable[dict[str, np.ndarray]]) -> Batch:
         "targets": tokens[:, 1:],
         "positions": sequential_positions(segments[:, :-1]),
         "segments": segments[:, :-1],
-        "mask": segments[:, :-1] == segments[:, 1:],
+        "mask": (segments[:, :-1] == segments[:, 1:]) & (segments[:, :-1] != 0),
     }
 
 
@@ -152,6 +203,8 @@ class Batches:
         process_index: which process this is.
         process_count: how many there are; must divide `batch_size`.
         placer: what gives positions and streams; positions one after another without one.
+        regime: into what pieces windows are cut; into none without one.
+        steps: of the whole run, which a regime may spread over.
     """
 
     def __init__(
@@ -162,6 +215,8 @@ class Batches:
         process_index: int = 0,
         process_count: int = 1,
         placer: Placer | None = None,
+        regime: Fixed | None = None,
+        steps: int = 1,
     ):
         if process_count < 1 or not 0 <= process_index < process_count:
             raise UserError(f"process {process_index} of {process_count}: give 0 <= index < count")
@@ -177,6 +232,7 @@ class Batches:
         self._rows = batch_size // process_count
         self._offset = process_index * self._rows
         self._seed, self._placer = int(seed), placer
+        self._regime, self._steps = regime or Fixed(), steps
         # grain's map datasets are read by index: `shuffle` permutes by arithmetic, and `repeat`
         # after it reseeds the permutation every epoch.
         self._order = grain.MapDataset.source(windows).seed(int(seed)).shuffle().repeat()
@@ -188,10 +244,28 @@ class Batches:
             raise ValueError(f"step {step} is negative; steps count from 0")
         first = int(step) * self.batch_size + self._offset
         batch = make_batch(self._order[first + row] for row in range(self._rows))
+        rows = range(self._offset, self._offset + self._rows)
+        if type(self._regime) is not Fixed:
+            batch = self._cut(batch, rows, int(step))
         if self._placer is None:
             return batch
-        rows = range(self._offset, self._offset + self._rows)
         return placed(batch, self._placer, rows, (self._seed, int(step)), training=True)
+
+    def _cut(self, batch: Batch, rows: Sequence[int], step: int) -> Batch:
+        # Every token's target is still the one after it, also where a piece ends.
+        share = step / max(self._steps - 1, 1)
+        length = batch["inputs"].shape[1]
+        segments = np.stack(
+            [
+                cut(own, self._regime.pieces(length, share, _rng(self._seed, step, row)))
+                for row, own in zip(rows, batch["segments"], strict=True)
+            ]
+        )
+        return {**batch, "segments": segments, "positions": sequential_positions(segments)}
+
+
+def _rng(seed: int, step: int, row: int) -> np.random.Generator:
+    return np.random.default_rng([seed, step, 1 + row, PIECES])
 
 
 def placed(
