@@ -154,12 +154,13 @@ class Trainer:
         self.several = several = not isinstance(models, Transformer)
         every = [models] if isinstance(models, Transformer) else list(models)
         first = every[0]
-        merge, _, _ = pieces(first)
+        taken = [pieces(model) for model in every]
+        merge, own, _ = taken[0]
         parameters, constants = (
             jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees) if several else trees[0]
-            for trees in zip(*(pieces(model)[1:] for model in every), strict=True)
+            for trees in zip(*(trees for _, *trees in taken), strict=True)
         )
-        transform = optimizer(config, steps, decayed(first, pieces(first)[1]))
+        transform = optimizer(config, steps, decayed(first, own))
         rate = schedule(config, steps)
         # A stream of its own: without a tag the first steps' keys are those of the initialisation.
         tagged = [
