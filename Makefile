@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 help:
 	@echo "make demo       train five encodings on embedded text, draw how each extrapolates (10 min)"
-	@echo "make test       the test suite (under 11 min on 2 cores)"
+	@echo "make test       the test suite (15 min on 2 cores)"
 	@echo "make test-fast  a quick subset"
 	@echo "make test-all   the suite, its large grids and the live peers; a skip fails"
 	@echo "make lint       lint, format and type checks"
