@@ -138,6 +138,41 @@ def test_killed_at_a_random_moment_and_resumed_gives_the_same_bits(
     assert values[folder] == values[uninterrupted]
 
 
+@pytest.mark.slow
+def test_killed_at_twenty_moments_nothing_that_was_finished_is_lost(corpus, tmp_path):
+    """One run, ended twenty times at seeded moments; it saves at every second step, in threads."""
+    more = ("--steps", "600", "--checkpoint-every", "2", "--eval-every", "200")
+    done = run_command(*command(corpus, tmp_path / "whole", *more))
+    assert done.returncode == 0, done.stderr
+    folder, moment, ended = tmp_path / "many" / "wpe-T16-seed0", random.Random(5), 0
+    while True:
+        process = subprocess.Popen(
+            command(corpus, folder.parent, *more),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        number = moment.choice([signal.SIGKILL, signal.SIGTERM])
+        before = max(Checkpoints(folder / "checkpoints").steps(), default=0)
+        # From the first checkpoint that it adds on, so that it is at work.
+        while process.poll() is None and ended < 20:
+            if max(Checkpoints(folder / "checkpoints").steps(), default=0) > before:
+                time.sleep(moment.random() * 0.05)
+                process.send_signal(number)
+                ended += 1
+                break
+            time.sleep(0.002)
+        _, errors = process.communicate(timeout=300)
+        starts = json.loads((folder / "provenance.json").read_text())["starts"]
+        assert starts[-1]["resumed_from"] == (before or None)
+        if process.returncode == 0:
+            break
+        expected = -number if number == signal.SIGKILL else 128 + number
+        assert process.returncode == expected, errors.decode()
+    assert ended == 20
+    assert parameter_bytes(folder) == parameter_bytes(tmp_path / "whole" / "wpe-T16-seed0")
+
+
 def test_a_finished_run_is_left_as_it_is_and_another_config_refused(corpus, uninterrupted):
     before = {
         path: path.stat().st_mtime_ns
