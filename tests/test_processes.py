@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from posenc.checkpoints import Checkpoints
 from posenc.errors import UserError
 from posenc.processes import in_a_job, join
 
@@ -92,6 +93,24 @@ def test_two_processes_are_one_run_and_go_on_where_one_was_killed(tmp_path, comm
     for key, value in got.items():
         # Adam amplifies the rounding of sums over devices.
         np.testing.assert_allclose(value, wanted[key], atol=2e-3 if key[0] > 5 else 1e-5)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_saves_in_all(tmp_path, common):
+    options = {**common, "steps": 20_000, "checkpoint_every": 10_000, "eval_every": 10_000}
+    folder = tmp_path / "wpe-T16-seed0"
+    processes = start(options, tmp_path, 2)
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and '"step": 20,' in metrics.read_text()):
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.01)
+    processes[1].send_signal(signal.SIGTERM)
+    said = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2, said
+    (step,) = Checkpoints(folder / "checkpoints").steps()
+    assert step >= 20
+    assert step % 10 == 0
+    assert f"saved step {step}; give the same command to go on" in said[0]
 
 
 @pytest.mark.fast
