@@ -160,6 +160,14 @@ def carry_over(run: Run, config: RunConfig, state: State) -> tuple[State, Carrie
 def check_child(run: Run, config: RunConfig, data: dict[str, Any]) -> None:
     """Raise ``UserError`` where a child cannot begin with a parent's weights at all."""
     old = run.config
+    assert config.parent is not None
+    frozen = run.frozen(config.parent.step)
+    if frozen:
+        raise UserError(
+            f"--init-from {run.folder}: the loss of seed {min(frozen)} was not finite after "
+            f"{frozen[min(frozen)]} steps: train it with a lower --learning-rate first, or give an "
+            "earlier --init-step"
+        )
     for what in ("tokenizer", "tokenizer_sha256"):
         if run.data.get(what) != data.get(what):
             raise UserError(

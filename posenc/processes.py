@@ -18,7 +18,10 @@ from posenc.errors import UserError
 
 def in_a_job(environment: dict[str, str]) -> bool:
     """Say whether this process is one of several that a scheduler has started."""
-    counts = [environment.get(name, "") for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE")]
+    # An allocation of Slurm has tasks, too; only within a step do they all run this program.
+    counts = [environment.get("OMPI_COMM_WORLD_SIZE", "")]
+    if "SLURM_STEP_NODELIST" in environment:
+        counts.append(environment.get("SLURM_NTASKS", ""))
     several = any(count.isdigit() and int(count) > 1 for count in counts)
     hosts = environment.get("TPU_WORKER_HOSTNAMES", "").count(",") > 0
     indexed = "JOB_COMPLETION_INDEX" in environment and "KUBERNETES_SERVICE_HOST" in environment

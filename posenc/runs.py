@@ -260,6 +260,10 @@ def recipe_hash(config: RunConfig) -> str:
     """Give a hash of all that runs share which differ in encoding, seed and data at the most."""
     seeds: dict[str, Any] = {f"{kind}_seed": None for kind in ("init", "data", "encoding")}
     recipe = dataclasses.replace(config, encoding="none", data="", seed=0, seeds=1, **seeds)
+    if config.parent is not None:  # each encoding's runs go on from a run of its own
+        any_run: dict[str, Any] = {"run": "", "config_hash": "", "weights": "", "encoding": ""}
+        parent = dataclasses.replace(config.parent, **any_run)
+        recipe = dataclasses.replace(recipe, parent=parent)
     recipe = dataclasses.replace(recipe, eval_every=1, eval_tokens=1, checkpoint_every=1)
     return config_hash(recipe, {})
 

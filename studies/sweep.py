@@ -31,7 +31,7 @@ LISTS: dict[str, tuple[str, type]] = {
 }
 KEYS = ("name", "out", *LISTS, "lengths", "multiples", "train", "score")
 # What a sweep says itself, or what is of one run alone.
-NOT_IN_TRAIN = (*(option for option, _ in LISTS.values()), "out", "name", "checkpoint")
+NOT_IN_TRAIN = (*(option for option, _ in LISTS.values()), "seeds", "out", "name", "checkpoint")
 NOT_IN_SCORE = ("runs", "lengths", "report", "checkpoint")
 
 

@@ -14,7 +14,7 @@ from eval.evaluate import evaluate
 from posenc.continuing import carry_over, check_child, parent_of
 from posenc.errors import UserError
 from posenc.optimizer import OptimizerConfig
-from posenc.runs import RunConfig, open_run, start_run
+from posenc.runs import RunConfig, open_run, recipe_hash, start_run
 from posenc.training import Trainer
 
 # Its rate is the same at every step but the last.
@@ -117,6 +117,23 @@ def test_what_cannot_be_continued_is_refused(tmp_path):
     check_child(run, config, {"tokenizer": "bytes"})
     with pytest.raises(UserError, match="was trained with tokenizer bytes, and this run has bpe"):
         check_child(run, config, {"tokenizer": "bpe"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(run), "frozen", lambda self, step: {4: 2})
+        with pytest.raises(UserError, match="the loss of seed 4 was not finite after 2 steps"):
+            check_child(run, config, {"tokenizer": "bytes"})
+    # Runs that go on from each encoding's own parent have one recipe.
+    other = dataclasses.replace(parent, run="elsewhere", encoding="alibi", weights="0")
+    recipes = [
+        recipe_hash(dataclasses.replace(config, encoding=encoding, parent=own))
+        for encoding, own in (
+            ("rope", parent),
+            ("alibi", other),
+            ("rope", dataclasses.replace(parent, step=2)),
+            ("rope", None),
+        )
+    ]
+    assert recipes[0] == recipes[1]
+    assert len(set(recipes)) == 3
     with pytest.raises(UserError, match=r"trained 1 seed\(s\) at once, and this run has 2"):
         check_child(run, dataclasses.replace(config, seeds=2), {"tokenizer": "bytes"})
 

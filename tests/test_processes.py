@@ -116,8 +116,9 @@ def test_a_signal_to_one_process_saves_in_all(tmp_path, common):
 @pytest.mark.fast
 def test_jobs_of_several_processes_are_known_by_their_environment():
     assert not in_a_job({})
-    assert not in_a_job({"SLURM_NTASKS": "1", "TPU_WORKER_HOSTNAMES": "one"})
-    assert in_a_job({"SLURM_NTASKS": "4"})
+    assert not in_a_job({"SLURM_NTASKS": "4", "TPU_WORKER_HOSTNAMES": "one"})
+    assert not in_a_job({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "here"})
+    assert in_a_job({"SLURM_NTASKS": "4", "SLURM_STEP_NODELIST": "here"})
     assert in_a_job({"OMPI_COMM_WORLD_SIZE": "2"})
     assert in_a_job({"TPU_WORKER_HOSTNAMES": "one,two"})
     assert in_a_job({"JOB_COMPLETION_INDEX": "0", "KUBERNETES_SERVICE_HOST": "here"})

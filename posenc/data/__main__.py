@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from posenc.cli import parse_subcommand
-from posenc.data.corpora import load
+from posenc.data.corpora import load, replace_file
 from posenc.data.hub import RECIPES, HubSource, Piece, State, documents
 from posenc.data.splits import split
 from posenc.data.tokens import tokenizer as read_tokenizer
@@ -44,12 +43,7 @@ def train_tokenizer(arguments: Tokenizer) -> None:
     unseen = split(corpus, "valid")
     trained = train_bpe(texts, arguments.vocab_size)
     make_folder(out.parent)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        part.write_text(trained, encoding="utf-8")
-        os.replace(part, out)
-    finally:
-        part.unlink(missing_ok=True)
+    replace_file(out, trained.encode())
     made = read_tokenizer(str(out))
     tokens = sum(len(made.encode(document.text)) for document in unseen)
     size = sum(len(document.text) for document in unseen)

@@ -72,8 +72,8 @@ def _write_cache(stem: str, corpus: Corpus) -> None:
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(folder / f"{stem}.bin", b"".join(d.text for d in corpus.documents))
-        _replace(folder / f"{stem}.json", json.dumps(index).encode())
+        replace_file(folder / f"{stem}.bin", b"".join(d.text for d in corpus.documents))
+        replace_file(folder / f"{stem}.json", json.dumps(index).encode())
     except OSError as error:
         raise UserError(
             f"cannot write the cache folder {folder} ({error.strerror or error}); "
@@ -81,7 +81,8 @@ def _write_cache(stem: str, corpus: Corpus) -> None:
         ) from None
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that it is either the old one or the new one, whole."""
     # The temporary file lies beside the target: os.replace is atomic within one file system only.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
     try:

@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from posenc.data._names import unknown
-from posenc.data.vocabularies import KINDS, copied
+from posenc.data.corpora import replace_file
+from posenc.data.vocabularies import KINDS
 from posenc.errors import UserError, make_folder
 
 
@@ -94,4 +95,4 @@ def keep_tokenizer(used: Tokenizer, folder: Path) -> None:
     """Copy the files that a tokenizer was read from into a folder, so that it goes with a run."""
     for path in getattr(used, "files", ()):
         make_folder(folder)
-        copied(path, folder / path.name)
+        replace_file(folder / path.name, path.read_bytes())

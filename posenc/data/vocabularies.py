@@ -6,7 +6,6 @@ import base64
 import binascii
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -142,16 +141,6 @@ def _hash(files: Sequence[Path]) -> str:
     if len(contents) > 1:
         contents = [hashlib.sha256(content).digest() for content in contents]
     return hashlib.sha256(b"".join(contents)).hexdigest()
-
-
-def copied(source: Path, target: Path) -> None:
-    """Copy a file, so that the target is whole or not there."""
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(source.read_bytes())
-        os.replace(part, target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 # --- tokenizer.json ---------------------------------------------------------------------------
