@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 
 from posenc import data as datasets
-from posenc.checkpoints import abstract
+from posenc.checkpoints import abstract, write_json
 from posenc.cli import parse
 from posenc.compilation import keep_compiled
 from posenc.continuing import carry_over, check_child, parent_of
@@ -37,7 +37,7 @@ from posenc.processes import any_of, is_first, join
 from posenc.progress import reporting
 from posenc.runs import Metrics, Run, RunConfig, check_run, open_folder, start_run
 from posenc.training import Trainer
-from posenc.transformer import Transformer, count_parameters, preset
+from posenc.transformer import Transformer, preset
 from posenc.watching import flops_a_token, peak_memory, utilisation
 
 # Validation looks beyond the training length, where the encoding can.
@@ -337,14 +337,16 @@ def train(
     elif config.parent is not None:
         state, carried = carry_over(open_folder(Path(config.parent.run)), config, state)
         print(f"{run.folder}: from {config.parent.run} at step {config.parent.step}: {carried}")
-    run.record_start(models, first or None)
+    sampler = make_sampler(config.positions)
+    cost = flops_a_token(model, config.train_length, sampler)
+    run.record_start(models, first or None, cost)
     if is_first():
         run.record_distances(batches)
     metrics = Metrics(run.folder, after=first) if is_first() else None
 
     tokens_a_step = config.batch_size * config.train_length
     tokens_at_once = tokens_a_step * config.seeds
-    limit, sampler = model.max_position, make_sampler(config.positions)
+    limit = model.max_position
     placer = Placer(model.encoding, sampler)
 
     def defined(length: int) -> bool:
@@ -371,6 +373,7 @@ def train(
         for length, batch in valid.items()
     }
     began, pending, valid_loss, stopping = time.monotonic(), None, None, False
+    earlier = 0.0 if metrics is None else metrics.seconds
     going = dict(enumerate(members))
     if several:
         taken = np.asarray(state["step"])
@@ -415,7 +418,6 @@ def train(
     def mean(values: np.ndarray) -> float:
         return float(np.mean([values[index] for index in going]))
 
-    cost = flops_a_token(config.model, count_parameters(model), config.train_length)
     traced = range(first + 11, min(first + 10 + profile, config.steps) + 1)
 
     def fetch(step: int) -> dict:
@@ -446,8 +448,10 @@ def train(
 
             if done % LOG_EVERY == 0 or last:
                 found = check(done, values)
-                rate = (done - first) * tokens_at_once / (time.monotonic() - began)
+                passed = time.monotonic() - began
+                rate = (done - first) * tokens_at_once / passed
                 costs = {
+                    "seconds": round(earlier + passed, 3),
                     "tokens": done * tokens_a_step,
                     "tokens_per_second": round(rate),
                     "tokens_per_second_per_device": round(rate / jax.device_count()),
@@ -574,6 +578,8 @@ def main(arguments: Arguments) -> list[Path]:
             )
             for member in config.members
         ]
+        if is_first():
+            (run.folder / "diverged.json").unlink(missing_ok=True)  # of an earlier attempt
         try:
             with jax.default_matmul_precision(config.matmul_precision):
                 train(
@@ -586,6 +592,8 @@ def main(arguments: Arguments) -> list[Path]:
                 )
         except FloatingPointError as error:
             failures.append(str(error))
+            if is_first():
+                write_json(run.folder / "diverged.json", {"reason": str(error)})
             print(f"posenc: {error}", file=sys.stderr)
     if failures:
         raise SystemExit(1)

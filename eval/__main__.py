@@ -49,6 +49,8 @@ class Score:
     """Of activations, instead of that in training."""
     matmul_precision: Literal["default", "high", "highest"] | None = None
     """Of matrix products; highest in float32 unless given, the device's own in bfloat16."""
+    tuning: Path | None = None
+    """What a sweep's tuning led to, the file tuning.json that `python -m studies run` writes."""
     allow_plugins: bool = False
     """Import the code that a run's encoding names (module:Class), if you trust it."""
 

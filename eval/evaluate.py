@@ -40,6 +40,8 @@ from posenc.transformer import DType, Transformer
 
 SCHEMA = 1
 Row = dict[str, Any]
+# Of a run that has the settings which all runs share.
+SHARED: Row = {"settings": "shared", "tuning": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +118,8 @@ def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
         seed: which, of a run that trained several at once.
     """
     start, config = run.last_start, run.config
-    parameters = json.loads((run.folder / "provenance.json").read_text())["parameters"]
+    made = json.loads((run.folder / "provenance.json").read_text())
+    tokens, cost = step * config.batch_size * config.train_length, made.get("flops_a_token")
     return {
         "run": run.name,
         "encoding": config.encoding,
@@ -126,7 +129,7 @@ def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
         "positions": config.positions,
         "lengths": config.lengths,
         "packing": config.packing,
-        "parameters": parameters,
+        "parameters": made["parameters"],
         "seed": config.seed if seed is None else seed,
         # What was fixed for all seeds, instead of following the seed.
         "fixed_seeds": {
@@ -136,7 +139,11 @@ def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
         },
         # Whose weights it began with.
         "parent": None if config.parent is None else dataclasses.asdict(config.parent),
-        "train_tokens": step * config.batch_size * config.train_length,
+        "train_tokens": tokens,
+        # Of one seed; the seconds are of all those that were trained at once.
+        "train_flops": None if cost is None else cost * tokens,
+        "train_seconds": run.seconds(step),
+        "seeds_at_once": config.seeds,
         "train_length": config.train_length,
         "checkpoint": "last" if step == config.steps else "chosen",
         "checkpoint_step": step,
@@ -162,6 +169,24 @@ def _certificate(run: Run, step: int, settings: Settings, seed: int) -> Row:
         "blocks_per_document": settings.blocks,
         "tokens_per_document": settings.tokens_per_document,
     }
+
+
+def _settings_of(tuning: Path | None) -> dict[str, list[Row]]:
+    """Read what each run of a sweep is, by name: of the shared settings, of its tuned ones, both.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    if tuning is None:
+        return {}
+    try:
+        runs = json.loads(tuning.read_text())["runs"]
+        return {name: [{**SHARED, **role} for role in roles] for name, roles in runs.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{tuning} cannot be read as a sweep's tuning ({error!r}): give the tuning.json that "
+            "python -m studies run wrote"
+        ) from None
 
 
 def _code(model: Transformer) -> str:
@@ -379,6 +404,7 @@ def evaluate(
     batch_tokens: int = BATCH_TOKENS,
     dtype: DType | None = None,
     matmul_precision: str | None = None,
+    tuning: Path | None = None,
     allow_plugins: bool = False,
 ) -> list[Row]:
     """Score runs on identical targets and give their rows.
@@ -398,6 +424,7 @@ def evaluate(
         dtype: of activations; that of training unless told otherwise.
         matmul_precision: of matrix products, JAX's name for it; ``highest`` in float32 and the
             device's own in bfloat16 unless told otherwise.
+        tuning: a sweep's file that says which runs have tuned settings.
         allow_plugins: whether code that a run's config names may be imported.
 
     Raises:
@@ -411,6 +438,7 @@ def evaluate(
     ):
         if value < 1:
             raise UserError(f"--{name} is too small: give at least {1 + name.startswith('tok')}")
+    settings_of = _settings_of(tuning)
     policies = list(dict.fromkeys(canonical_part(parse_part(policy)) for policy in extend))
     runs = [open_run(folder) for folder in dict.fromkeys(map(Path, folders))]
     if not runs:
@@ -446,7 +474,7 @@ def evaluate(
         for member in run.config.members:
             if member.seed not in frozen:
                 with jax.default_matmul_precision(precision):
-                    rows += score_run(
+                    found = score_run(
                         run,
                         texts[key],
                         settings,
@@ -458,6 +486,8 @@ def evaluate(
                         batch_tokens=batch_tokens,
                         allow_plugins=allow_plugins,
                     )
+                for own in settings_of.get(run.name, [SHARED]):
+                    rows += [{**row, **own} for row in found]
     if not any(row["defined"] for row in rows):
         reasons = "; ".join(sorted({f"{row['run']}: {row['reason']}" for row in rows}))
         raise UserError(

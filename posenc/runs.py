@@ -359,6 +359,20 @@ class Run:
         every = zip(self.config.members, taken.tolist(), strict=True)
         return {member.seed: ~count for member, count in every if count < 0}
 
+    def seconds(self, step: int) -> float | None:
+        """Give the seconds that training took to a step, validation and compilation among them.
+
+        What a process did after the checkpoint that the next one went on from does not count. None
+        of runs that are older than the record.
+        """
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+            rows = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return None
+        taken = [row["seconds"] for row in rows if "seconds" in row and row["step"] <= step]
+        return taken[-1] if taken else None
+
     @property
     def hash(self) -> str:
         """The config's hash."""
@@ -379,8 +393,18 @@ class Run:
                 "another --name"
             ) from None
 
-    def record_start(self, models: Sequence[Transformer], resumed_from: int | None) -> None:
+    def record_start(
+        self,
+        models: Sequence[Transformer],
+        resumed_from: int | None,
+        flops: float | None = None,
+    ) -> None:
         """Append to ``provenance.json`` that training starts, or goes on, here and now.
+
+        Args:
+            models: of every seed.
+            resumed_from: the step, if it goes on.
+            flops: that training takes for a token, as ``flops_a_token`` counts them.
 
         Raises:
             UserError: the models' constants are not those that the run began with.
@@ -404,6 +428,7 @@ class Run:
             path,
             {
                 "parameters": count_parameters(models[0]),
+                "flops_a_token": flops,
                 "constants": [constants_hash(model) for model in models],
                 "starts": starts,
             },
@@ -451,11 +476,14 @@ class Metrics:
     Args:
         folder: of the run.
         after: rows of later steps are dropped, when a run goes on from this one.
+
+    Attributes:
+        seconds: of training until that step.
     """
 
     def __init__(self, folder: Path, after: int):
         path = folder / "metrics.jsonl"
-        kept = []
+        kept, self.seconds = [], 0.0
         if path.exists():
             for line in path.read_text().splitlines():
                 try:
@@ -464,6 +492,7 @@ class Metrics:
                     continue
                 if row["step"] <= after:
                     kept.append(line)
+                    self.seconds = row.get("seconds", self.seconds)
         part = path.with_name(".metrics.part")
         part.write_text("".join(line + "\n" for line in kept))
         os.replace(part, path)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend.core import jaxprs_in_params
 
-from posenc.transformer import TransformerConfig
+from posenc.encodings.sampling import Sampler
+from posenc.placing import Placer
+from posenc.transformer import Transformer
 
 # Dense bfloat16 operations a second of one device, by JAX's name of it, as its maker states them.
 PEAK_FLOPS = {
@@ -22,20 +28,55 @@ PEAK_FLOPS = {
 }
 
 
-def flops_a_token(config: TransformerConfig, parameters: int, length: int) -> float:
-    """Give the floating-point operations that training takes for a token, forward and backward.
-
-    ``6 N + 12 L M T``, N the parameters that are multiplied by (Chowdhery et al., 2022, appendix
-    B): the whole window is counted, masked or not, and nothing that is computed again.
+def operations(jaxpr: Any) -> float:
+    """Count the operations of a program's matrix products, two for each multiplication.
 
     Args:
-        config: the model's shape, of L layers and width M.
-        parameters: of the model.
-        length: T, of a window.
+        jaxpr: the program, as ``jax.make_jaxpr`` gives it.
+
+    Raises:
+        ValueError: a loop runs until something holds, so that nobody can count it beforehand.
     """
-    # A tied table is multiplied by as the head; another one is looked up in.
-    looked_up = 0 if config.tied_head else config.vocab_size * config.width
-    return 6.0 * (parameters - looked_up) + 12.0 * config.layers * config.width * length
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, given = equation.primitive.name, equation.params
+        if name == "dot_general":
+            ((contracted, _), _) = given["dimension_numbers"]
+            shape = equation.invars[0].aval.shape
+            summed = math.prod(shape[axis] for axis in contracted)
+            total += 2.0 * summed * math.prod(equation.outvars[0].aval.shape)
+            continue
+        inner = [operations(part) for part in jaxprs_in_params(given)]
+        if name == "while" and any(inner):
+            raise ValueError("a loop of unknown length multiplies matrices")
+        # Of branches one is taken.
+        taken = max(inner) if name == "cond" else sum(inner)
+        total += taken * (given["length"] if name == "scan" else 1)
+    return total
+
+
+def flops_a_token(model: Transformer, length: int, sampler: Sampler) -> float:
+    """Give the floating-point operations that training takes for a token, forward and backward.
+
+    Three times those of the forward pass's matrix products, the encoding's own among them, on a
+    whole window, masked or not; nothing that is computed again. For a model whose encoding
+    multiplies no matrices this is ``6 N + 12 L M T``, N the numbers in the matrices of its L layers
+    and of its head, and M its width (Chowdhery et al., 2022, appendix B).
+
+    Args:
+        model: with or without arrays.
+        length: T, of a window.
+        sampler: of its positions.
+    """
+    window = np.zeros((1, length), np.int32)
+    places = Placer(model.encoding, sampler).place(window, window + 1, [0], (0,), training=True)
+    graph, state = nnx.split(model)
+
+    def forward(state: Any, tokens: Any, positions: Any, streams: Any) -> Any:
+        return nnx.merge(graph, state)(tokens, positions, None, streams)
+
+    program = jax.make_jaxpr(forward)(nnx.to_pure_dict(state), window, *places)
+    return 3.0 * operations(program.jaxpr) / length
 
 
 def utilisation(flops_a_second: float) -> float | None:

@@ -14,6 +14,7 @@ from posenc.errors import one_line_errors
 from studies.cells import state
 from studies.executors import Resources, queued, run_local, submit
 from studies.sweep import read_sweep
+from studies.tuning import choices, known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +55,21 @@ def status(arguments: Status) -> None:
     """Print a line for each cell, and how many there are of each state."""
     sweep = read_sweep(arguments.config)
     waits = queued(sweep)
-    states = [state(sweep, cell, waits) for cell in sweep.cells]
-    width = max(len(cell.name) for cell in sweep.cells)
+    cells = known(sweep)
+    states = [state(sweep, cell, waits) for cell in cells]
+    width = max(len(cell.name) for cell in cells)
     print(f"{'cell':<{width}}  {'state':<8}  {'step':>13}")
-    for cell, now in zip(sweep.cells, states, strict=True):
+    for cell, now in zip(cells, states, strict=True):
         step = f"{now.step}/{cell.config.steps}"
         print(f"{cell.name:<{width}}  {now.word:<8}  {step:>13}  {now.reason}".rstrip())
     counts = Counter(now.word for now in states)
     print(f"{sweep.name}: " + ", ".join(f"{n} {word}" for word, n in counts.items()))
+    chosen = choices(sweep)
+    if chosen is None:
+        print("tuned cells are known, and listed, once all trials are done")
+    for group, choice in (chosen or {}).items():
+        settings = ", ".join(f"{name} {value}" for name, value in choice.chosen.items())
+        print(f"tuned: {', '.join(map(str, group))}: {settings}")
     report = sweep.out / "report" / "table.md"
     print(f"report: {report if report.exists() else 'none yet'}")
 

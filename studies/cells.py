@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from posenc.checkpoints import Checkpoints, write_json
 from posenc.errors import UserError, make_folder
-from posenc.runs import open_run
+from posenc.runs import open_folder
 from studies.sweep import Cell, Sweep
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -179,11 +179,17 @@ def last_attempt(sweep: Sweep, name: str) -> dict[str, Any]:
 
 
 def finished(cell: Cell) -> bool:
-    """Say whether the last checkpoint of just this run is there."""
+    """Say whether the last checkpoint of just this run is there; or a trial has diverged."""
     try:
-        return open_run(cell.folder).config == cell.config
+        run = open_folder(cell.folder)
     except UserError:
         return False
+    return run.config == cell.config and (run.finished or (cell.is_trial and diverged(cell)))
+
+
+def diverged(cell: Cell) -> bool:
+    """Say whether the last attempt ended with a loss that was not finite."""
+    return (cell.folder / "diverged.json").exists()
 
 
 def _last_logged(folder: Path) -> int:
@@ -203,6 +209,8 @@ def state(sweep: Sweep, cell: Cell, queued: Callable[[str], bool] = lambda job: 
         queued: says whether a job of the scheduler still has to run, or is running elsewhere.
     """
     if finished(cell):
+        if diverged(cell):
+            return State("finished", _last_logged(cell.folder), "diverged")
         return State("finished", cell.config.steps)
     kept = max(Checkpoints(cell.folder / "checkpoints").steps(), default=0)
     if is_held(cell_file(sweep, cell.name, "lock")):
@@ -259,8 +267,19 @@ def attempt(
         return code
 
 
-def score(sweep: Sweep, started: Callable[[Child], None] = lambda child: None) -> Child:
+def score(
+    sweep: Sweep,
+    runs: Sequence[Cell],
+    more: Sequence[str] = (),
+    started: Callable[[Child], None] = lambda child: None,
+) -> Child:
     """Score all runs of a sweep into its report; what is scored already is not scored again.
+
+    Args:
+        sweep: whose.
+        runs: of it.
+        more: options of ``python -m eval score``.
+        started: is told of the process.
 
     Returns:
         The process, ended.
@@ -269,8 +288,8 @@ def score(sweep: Sweep, started: Callable[[Child], None] = lambda child: None) -
         Busy: another process scores them.
     """
     with held(cell_file(sweep, "report", "lock")) as lock:
-        folders = [str(cell.folder) for cell in sweep.cells]
-        words = ["-m", "eval", "score", *folders, *sweep.score_words]
+        folders = [str(cell.folder) for cell in runs]
+        words = ["-m", "eval", "score", *folders, *sweep.score_words, *more]
         child = Child(words, cell_file(sweep, "report", "log"), [lock])
         started(child)
         try:

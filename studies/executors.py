@@ -30,6 +30,7 @@ from studies.cells import (
     state,
 )
 from studies.sweep import Cell, Sweep, read_sweep
+from studies.tuning import all_finished, choices, known, runs_of, write_tuning
 
 # A job that comes to the end of its time is queued again so many times: practically always.
 TIMEOUTS = 1000
@@ -79,16 +80,14 @@ class Resources:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _all_finished(sweep: Sweep) -> bool:
-    return all(finished(cell) for cell in sweep.cells)
-
-
 def _score(sweep: Sweep, started: Callable[[Child], None] = lambda child: None) -> int:
     """Score, when nobody else does, print what that printed, and give its exit code."""
-    print(f"{sweep.name}: all {len(sweep.cells)} cells are there; scoring", flush=True)
+    print(f"{sweep.name}: all {len(known(sweep))} cells are there; scoring", flush=True)
+    tuning = write_tuning(sweep)
+    more = () if tuning is None else ("--tuning", str(tuning))
     while True:
         try:
-            child = score(sweep, started)
+            child = score(sweep, runs_of(sweep), more, started)
             break
         except Busy:
             time.sleep(LOOK)
@@ -110,7 +109,8 @@ def run_local(sweep: Sweep) -> None:
     Raises:
         SystemExit: a signal came (what was reached is saved), or a cell failed (with 1).
     """
-    waiting, failed = list(sweep.cells), []
+    every: list[Cell] = known(sweep)
+    waiting, failed = list(every), []
     with Signals() as signals:
 
         def started(child: Child) -> None:
@@ -122,7 +122,7 @@ def run_local(sweep: Sweep) -> None:
             busy = []
             for cell in waiting:
                 signals.check()
-                place = f"{sweep.cells.index(cell) + 1}/{len(sweep.cells)} {cell.name}"
+                place = f"{every.index(cell) + 1}/{len(every)} {cell.name}"
                 if finished(cell):
                     print(f"{place}: finished", flush=True)
                     continue
@@ -139,18 +139,20 @@ def run_local(sweep: Sweep) -> None:
                 signals.check()
                 if code in STOPPED:  # by somebody who told the cell and not us
                     _check(code)
-                if code:
+                if code and not finished(cell):
                     failed.append(cell)
                 print(f"{place}: {_word(sweep, cell)}", flush=True)
             if busy and len(busy) == len(waiting):
                 time.sleep(LOOK)
-            waiting = busy
+            # Where trials are done, what they lead to.
+            waiting = busy or [cell for cell in known(sweep) if cell not in every]
+            every += [cell for cell in waiting if cell not in every]
         signals.child = None
         if not failed:
             code = _score(sweep, started)
             signals.check()
             _check(code)
-    _end(sweep, failed)
+    _end(sweep, len(every), failed)
 
 
 def _word(sweep: Sweep, cell: Cell) -> str:
@@ -158,10 +160,10 @@ def _word(sweep: Sweep, cell: Cell) -> str:
     return now.word + (f": {now.reason}" if now.reason else "")
 
 
-def _end(sweep: Sweep, failed: list[Cell]) -> None:
+def _end(sweep: Sweep, count: int, failed: list[Cell]) -> None:
     if failed:
         print(
-            f"{sweep.name}: {len(failed)} of {len(sweep.cells)} cells failed, and there is no "
+            f"{sweep.name}: {len(failed)} of {count} cells failed, and there is no "
             f"report yet; their logs are in {sweep.out / 'cells'}; the same command tries them "
             "again"
         )
@@ -185,13 +187,13 @@ class CellJob:
         import submitit
 
         sweep = read_sweep(self.path)
-        (cell,) = (cell for cell in sweep.cells if cell.name == self.name)
+        (cell,) = (cell for cell in known(sweep) if cell.name == self.name)
         try:
             code = attempt(sweep, cell, self._note, job=submitit.JobEnvironment().job_id)
         except Busy:
             print(f"{self.name}: another process trains it; nothing to do")
             return 0
-        if code == 0 and _all_finished(sweep):
+        if finished(cell) and all_finished(sweep):
             code = _score(sweep, self._note)
         return code
 
@@ -254,21 +256,25 @@ def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Re
         SystemExit: a signal came, or a cell failed (with 1).
     """
     executor, waits = _executor(kind, sweep, resources), queued(sweep)
-    left = [
-        cell
-        for cell in sweep.cells
-        if state(sweep, cell, waits).word not in ("finished", "running", "queued")
-    ]
+    every = known(sweep)
+
+    def left_of(cells: list[Cell]) -> list[Cell]:
+        words = "finished", "running", "queued"
+        return [cell for cell in cells if state(sweep, cell, waits).word not in words]
+
+    left = left_of(every)
     path = sweep.path.resolve()
     if kind == "slurm":
         jobs = _submitted(executor, sweep, left, path) if left else []
         for cell, job in zip(left, jobs, strict=True):
             print(f"{cell.name}: job {job.job_id}")
         print(
-            f"{sweep.name}: {len(jobs)} jobs submitted, {len(sweep.cells) - len(left)} cells "
+            f"{sweep.name}: {len(jobs)} jobs submitted, {len(every) - len(left)} cells "
             f"finished or under way before; python -m studies status {sweep.path}"
         )
-        if _all_finished(sweep):
+        if choices(sweep) is None:
+            print(f"{sweep.name}: once all trials are done, the same command submits what is tuned")
+        if all_finished(sweep):
             _check(_score(sweep))
         return
     running: list[Any] = []
@@ -283,11 +289,15 @@ def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Re
                 for cell in left:
                     _tell(sweep, cell)
             running = [job for job in running if not job.done()]
+            if not running and not waiting:  # where trials are done, what they lead to
+                waiting = left_of([cell for cell in known(sweep) if cell not in every])
+                every += [cell for cell in known(sweep) if cell not in every]
+                left += waiting
             time.sleep(LOOK)
         signals.check()
-    for cell in sweep.cells:
+    for cell in every:
         print(f"{cell.name}: {_word(sweep, cell)}")
-    _end(sweep, [cell for cell in sweep.cells if not finished(cell)])
+    _end(sweep, len(every), [cell for cell in every if not finished(cell)])
     if not left:  # otherwise the last job did
         _check(_score(sweep))
 

@@ -15,10 +15,12 @@ from rich.console import Console
 
 from eval.report import (
     console_table,
+    cost_table,
     draw,
     make_figure,
     markdown_table,
     read_rows,
+    tuning_table,
     write_report,
     write_rows,
 )
@@ -216,6 +218,63 @@ def test_excess_and_its_missing_reference():
     _, body, notes = parse(markdown_table(rows, value="excess_nll"))
     assert body == {"rope": ["0.000", "1.250"], "nope": ["", "n/a"], "wpe": ["", "undefined"]}
     assert "n/a: no length up to the training length was scored." in notes
+
+
+def tried(chosen, losses):
+    """What a tuned row says of its tuning."""
+    grid = {"learning_rate": [0.001, 0.003, 0.01], "schedule": ["cosine", "wsd"]}
+    criterion = "validation loss"
+    design = {"trials": 6, "grid": grid, "seed": 9, "steps": 50, "criterion": criterion}
+    return {**design, "chosen": chosen, "losses": losses}
+
+
+def test_costs_and_tuning_stand_beside_the_numbers(tmp_path):
+    chosen = {
+        "rope": {"learning_rate": 0.003, "schedule": "wsd"},
+        "alibi": {"learning_rate": 0.01, "schedule": "cosine"},
+    }
+    losses = [2.0, 1.5, None, 1.25, 1.375, 1.0]
+    rows = []
+    for encoding, flops, parameters in (("rope", 1.5e12, 120_000), ("alibi", 1.25e12, 119_000)):
+        for settings, seconds in (("shared", (10.0, 20.0)), ("tuned", (30.0, 32.0))):
+            tuning = tried(chosen[encoding], losses) if settings == "tuned" else None
+            for seed in (0, 1):
+                cost = {"train_flops": flops, "train_seconds": seconds[seed], "seeds_at_once": 2}
+                own = {
+                    "seed": seed,
+                    "settings": settings,
+                    "tuning": tuning,
+                    "parameters": parameters,
+                }
+                device = {"trained_with": {"device": "8 x TPU v4 (tpu)"}}
+                rows += [row(encoding, n, 2.0 + seed, **own, **cost, **device) for n in (64, 128)]
+    # Another policy is no other training.
+    rope = {"parameters": 120_000, "tuning": tried(chosen["rope"], losses)}
+    rows.append(row("rope", 128, 2.5, **own | rope, **cost, extend="yarn"))
+    table = cost_table(rows)
+    assert parse(table)[1]["rope, shared"] == ["120,000", "1,000,000", "1.5e+12", "15"]
+    assert parse(table)[1]["alibi, tuned"] == ["119,000", "1,000,000", "1.25e+12", "31"]
+    assert len(parse(table)[1]) == 4
+    assert "mean over seeds, of 2 trained at once" in table
+    assert "trained on: 8 x TPU v4 (tpu)" in table
+    table = tuning_table(rows)
+    shown = "2.000, 1.500, diverged, 1.250, 1.375, 1.000"
+    assert parse(table)[1] == {
+        "rope, tuned": ["learning_rate 0.003, schedule wsd", shown],
+        "alibi, tuned": ["learning_rate 0.01, schedule cosine", shown],
+    }
+    assert "6 trials an encoding" in table
+    assert "at the edge of what was tried: `alibi, tuned`: learning_rate." in table
+    assert "`rope, tuned`:" not in table
+    # They stand right below the first table, and the lines of one encoding side by side.
+    text = write_report(rows, tmp_path)["table.md"].read_text()
+    first, costs, tuning = text.split("## ")[1:4]
+    assert list(parse(first)[1])[-2:] == ["alibi, shared", "alibi, tuned"]
+    assert costs.startswith("cost of training\n")
+    assert tuning.startswith("tuning\n")
+    # Rows that do not say have no such tables.
+    assert cost_table([row()]) is None
+    assert tuning_table([row()]) is None
 
 
 def test_broken_models_show_as_nan_and_inf():

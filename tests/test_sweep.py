@@ -1,7 +1,9 @@
 """Sweeps: configs read and refused, cells stopped, failed, killed, preempted and resumed."""
 
 import contextlib
+import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -17,11 +19,13 @@ from eval.report.rows import read_rows
 from posenc.checkpoints import Checkpoints
 from posenc.encodings import EncodingError
 from posenc.errors import UserError
+from posenc.runs import Run, recipe_hash
 from studies import cells
 from studies.__main__ import Status, status
 from studies.cells import Busy, cell_file, held, is_held, state
 from studies.executors import Resources, run_local, submit
 from studies.sweep import read_sweep
+from studies.tuning import CRITERION, choices, known, tuned, write_tuning
 
 ROOT = Path(__file__).parent.parent
 LISTS = {
@@ -34,12 +38,14 @@ LISTS = {
 TRAIN = {"steps": 60, "batch_size": 4, "warmup_steps": 5, "eval_every": 60, "eval_tokens": 64}
 
 
-def written(folder, train=TRAIN, score=(), **changed):
+def written(folder, train=TRAIN, score=(), tune=None, **changed):
     """A config file: JSON's lists, numbers and texts are TOML's as well."""
     keys = {"name": "test", "out": str(folder / "out"), **LISTS, **changed}
     lines = [f"{k} = {json.dumps(v)}" for k, v in keys.items() if v is not None]
     lines += ["[train]", *(f"{k} = {json.dumps(v)}" for k, v in dict(train).items())]
     lines += ["[score]", *(f"{k} = {json.dumps(v)}" for k, v in dict(score).items())]
+    if tune is not None:
+        lines += ["[tune]", *(f"{k} = {json.dumps(v)}" for k, v in dict(tune).items())]
     path = folder / "config.toml"
     path.write_text("\n".join(lines))
     return path
@@ -111,6 +117,16 @@ def test_the_committed_config_is_as_its_comment_says():
         ({"models": ["nanoo"]}, "unknown model 'nanoo': did you mean nano"),
         ({"train": {"positions": "posee"}}, "posee"),
         ({"score": {"extend": ["clmp"]}}, "extend has no 'clmp': did you mean clamp"),
+        ({"tune": {}}, r"\[tune\] has nothing to try, such as learning_rate"),
+        ({"tune": {"width": [8, 16]}}, r"\[tune\] has no 'width': "),
+        ({"tune": {"learning_rate": 0.1}}, "learning_rate is 0.1: give a list of values to try"),
+        ({"tune": {"learning_rate": [0.1]}}, r"learning_rate is \[0.1\]: give a list"),
+        ({"tune": {"learning_rate": [0.1, -1]}}, "--learning-rate is -1.0: it must be above 0"),
+        ({"tune": {"learning_rate": [0.1, 0.2], "seed": 1}}, "seed 1 is one of the seeds that are"),
+        ({"tune": {"learning_rate": [0.1, 0.2], "steps": 1.5}}, "steps is 1.5: give one whole"),
+        ({"train_long": [16]}, "train_long 16 is no longer than the training length 16"),
+        ({"train_long": [128]}, "4 windows of 16 tokens are no whole number of windows of 128"),
+        ({"train_long": "yes"}, "train_long is 'yes': give a list of whole numbers"),
     ],
 )
 def test_a_config_that_is_wrong_is_refused_before_anything_is_made(tmp_path, changed, message):
@@ -129,6 +145,103 @@ def test_files_and_values_that_cannot_be_read_are_refused_in_one_line(tmp_path, 
     with pytest.raises(SystemExit, match="2"):
         swept(tmp_path, train={"steps": "many"})
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.fast
+def test_a_cell_is_trained_long_on_as_many_tokens(tmp_path):
+    longest = swept(tmp_path, train_long=True, multiples=[1, 4])
+    assert [cell.name for cell in longest.cells[4:]] == [
+        f"nano-{name}-T64-seed{seed}-for-T16" for seed in (0, 1) for name in ("wpe", "alibi")
+    ]
+    several = swept(tmp_path, train_long=[32, 64], multiples=[1, 4]).cells
+    assert [cell.config.train_length for cell in several] == [16] * 4 + [32] * 4 + [64] * 4
+    for short, long in zip(several[:4] * 2, several[4:], strict=True):
+        windows = short.config.batch_size * 16 // long.config.train_length
+        alone = {"train_length": long.config.train_length, "batch_size": windows}
+        assert long.config == dataclasses.replace(short.config, **alone)
+
+
+TUNE = {"learning_rate": [1e-3, 2e-3, 4e-3], "encoding_rate": [1, 10], "steps": 20}
+
+
+@pytest.mark.fast
+def test_every_encoding_has_the_same_trials_which_no_compared_run_is_among(tmp_path):
+    sweep = swept(tmp_path, tune=TUNE, train_lengths=[16, 32], train_long=[64])
+    assert len(sweep.cells) == 2 * 4 + 2 * 4
+    tried = {}
+    for trial in sweep.trials:
+        config = trial.config
+        assert (config.seed, config.steps, trial.is_trial) == (2, 20, True)
+        assert trial.folder.parent == tmp_path / "out" / "trials"
+        group = config.encoding, config.train_length
+        optimizer = config.optimizer
+        tried.setdefault(group, []).append((optimizer.learning_rate, optimizer.encoding_rate))
+    every = [(rate, own) for rate in (1e-3, 2e-3, 4e-3) for own in (1, 10)]
+    assert tried == {(name, n): every for name in ("wpe", "alibi") for n in (16, 32)}
+    assert swept(tmp_path, tune={**TUNE, "seed": 7}).trials[0].config.seed == 7
+
+
+def tried_out(sweep, losses):
+    """Pretend that trials ended with losses: NaN is one that diverged."""
+    for trial, loss in zip(sweep.trials, losses, strict=True):
+        saved = {"config": dataclasses.asdict(trial.config), "data": {}}
+        (trial.folder / "checkpoints").mkdir(parents=True)
+        (trial.folder / "config.json").write_text(json.dumps(saved))
+        rows = [{"step": 10, "valid_nll_16": 0.0}, {"step": 20, "loss": 0.0}]
+        if loss == loss:
+            rows.append({"step": 20, "valid_nll_16": loss, "valid_nll_32": 0.0})
+        else:
+            (trial.folder / "diverged.json").write_text("{}")
+        (trial.folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.mark.fast
+def test_the_lowest_loss_of_validation_chooses_for_each_encoding(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Run, "finished", property(lambda run: True))
+    sweep = swept(tmp_path, tune=TUNE, train_long=[64], seeds=[0])
+    assert choices(sweep) is None
+    assert known(sweep) == [*sweep.cells, *sweep.trials]
+    status(Status(sweep.path))
+    assert "listed, once all trials are done" in capsys.readouterr().out
+    # wpe: the first of two that are level; alibi: what all have anyway.
+    nan = math.nan
+    losses = {"wpe": [3.0, 2.5, nan, 2.0, 2.0, nan], "alibi": [1.0, 1.5, 1.25, nan, 2.0, 3.0]}
+    tried_out(sweep, [*losses["wpe"], *losses["alibi"]])
+    found = choices(sweep)
+    assert found["nano", 16, "wpe"].chosen == {"learning_rate": 2e-3, "encoding_rate": 10}
+    assert found["nano", 16, "wpe"].losses == [3.0, 2.5, math.inf, 2.0, 2.0, math.inf]
+    assert found["nano", 16, "alibi"].chosen == {"learning_rate": 1e-3, "encoding_rate": 1}
+    runs = [cell.name for cell in known(sweep) if not cell.is_trial]
+    new = ["nano-wpe-T16-seed0-tuned", "nano-wpe-T64-seed0-for-T16-tuned"]
+    assert runs == [*(cell.name for cell in sweep.cells), *new]
+    for cell, own in tuned(sweep).items():
+        rate, factor = (2e-3, 10.0) if cell.config.encoding == "wpe" else (1e-3, 1.0)
+        settings = {"learning_rate": rate, "encoding_rate": factor}
+        optimizer = dataclasses.replace(cell.config.optimizer, **settings)
+        assert own.config == dataclasses.replace(cell.config, optimizer=optimizer)
+    status(Status(sweep.path))
+    line = "tuned: nano, 16, wpe: learning_rate 0.002, encoding_rate 10\n"
+    assert line in capsys.readouterr().out
+
+    said = json.loads(write_tuning(sweep).read_text())["runs"]
+    assert [role["settings"] for role in said["nano-alibi-T16-seed0"]] == ["shared", "tuned"]
+    assert [role["settings"] for role in said["nano-wpe-T16-seed0"]] == ["shared"]
+    (role,) = said[new[0]]
+    assert role["recipe_hash"] == recipe_hash(sweep.cells[0].config)
+    assert role["tuning"] == {
+        **{"trials": 6, "grid": {k: TUNE[k] for k in ("learning_rate", "encoding_rate")}},
+        **{"seed": 1, "steps": 20, "criterion": CRITERION},
+        **{"chosen": found["nano", 16, "wpe"].chosen, "losses": [3.0, 2.5, None, 2.0, 2.0, None]},
+    }
+
+
+@pytest.mark.fast
+def test_an_encoding_of_which_all_trials_diverged_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "finished", property(lambda run: False))
+    sweep = swept(tmp_path, tune={"learning_rate": [1, 2], "steps": 20}, encodings=["wpe"])
+    tried_out(sweep, [math.nan, math.nan])
+    with pytest.raises(UserError, match=r"all 2 trials of nano, 16, wpe diverged: give other"):
+        run_local(dataclasses.replace(sweep, cells=()))
 
 
 # --- Cells with a stand-in for train.py: how they end, and what is said of it -------------------
@@ -203,7 +316,8 @@ def test_a_signal_stops_the_cell_of_the_moment_and_its_code_is_passed_on(stand_i
 @pytest.mark.fast
 def test_failures_are_shown_and_tried_again(stand_in, capsys, monkeypatch):
     monkeypatch.setattr(cells, "finished", lambda cell: "alibi" in cell.name)
-    monkeypatch.setattr("studies.executors.finished", cells.finished)
+    for user in ("executors", "tuning"):
+        monkeypatch.setattr(f"studies.{user}.finished", cells.finished)
     with pytest.raises(SystemExit) as stop:
         run_local(stand_in)
     assert stop.value.code == 1
@@ -285,10 +399,11 @@ def test_slurm_is_given_an_array_of_cells_once(tmp_path, monkeypatch, capsys):
     for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    sweep = swept(tmp_path)
+    sweep, path = swept(tmp_path), os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="there is no sbatch here"):
         submit("slurm", sweep, Resources())
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{path}")
     asked = Resources(partition="gpu", minutes=30, gpus=1, parallel=2, slurm=("account=lab",))
     submit("slurm", sweep, asked)
     (script,) = (tmp_path / "bin").glob("sbatch.*")
@@ -393,4 +508,45 @@ def test_killed_and_preempted_a_sweep_ends_as_one_left_alone(text, tmp_path):
         [False],
     ]
     assert [resumed(cell) for cell in alone.cells] == [[False]] * 4
-    assert read_rows(killed.out / "report") == read_rows(alone.out / "report")
+    assert told(killed) == told(alone)
+
+
+def told(sweep):
+    """Rows of a report without the time that training took."""
+    return [{**row, "train_seconds": None} for row in read_rows(sweep.out / "report")]
+
+
+@pytest.mark.slow
+def test_a_sweep_is_tuned_and_trained_long_in_one_command(text, tmp_path):
+    sweep = swept(
+        tmp_path,
+        encodings=["kerple_log"],
+        seeds=[0],
+        train={**TRAIN, "data": text, "learning_rate": 1e-3},
+        tune={"learning_rate": [1e-3, 1e-2, 1e30], "steps": 20},
+        train_long=True,
+        score={"blocks": 2, "tokens_per_document": 64},
+    )
+    said = ended(begin(sweep.path))
+    assert "nano-kerple_log-T16-seed1-learning_rate-1e+30: finished: diverged" in said
+    assert "all 7 cells are there" in said
+    rows = read_rows(sweep.out / "report")
+    lines = {(row["settings"], row["train_length"]): row for row in rows}
+    assert set(lines) == {(words, n) for words in ("shared", "tuned") for n in (16, 32)}
+    assert len({row["train_tokens"] for row in rows}) == 1
+    for (words, length), row in lines.items():
+        name = "nano-kerple_log-T16-seed0" if length == 16 else "nano-kerple_log-T32-seed0-for-T16"
+        assert row["run"] == name + ("-tuned" if words == "tuned" else "")
+        assert row["recipe_hash"] == lines["shared", length]["recipe_hash"]
+        kept = json.loads((sweep.out / "runs" / row["run"] / "config.json").read_text())["config"]
+        rate = row["tuning"]["chosen"]["learning_rate"] if row["tuning"] else 1e-3
+        assert kept["optimizer"]["learning_rate"] == rate
+    losses = lines["tuned", 16]["tuning"]["losses"]
+    assert losses[1] == min(losses[:2])
+    assert losses[2] is None
+    table = (sweep.out / "report" / "table.md").read_text()
+    shown = ", ".join(f"{loss:.3f}" for loss in losses[:2])
+    assert f"| learning_rate 0.01 | {shown}, diverged |" in table
+    # All is there: nothing is trained, and the report is the same.
+    assert "training" not in ended(begin(sweep.path)).split("scoring")[0]
+    assert read_rows(sweep.out / "report") == rows

@@ -8,16 +8,18 @@ from pathlib import Path
 
 from eval.report.figure import draw, make_figure, setup_style
 from eval.report.rows import Row, checked, read_rows, write_file, write_rows
-from eval.report.table import TITLES, console_table, markdown_table
+from eval.report.table import TITLES, console_table, cost_table, markdown_table, tuning_table
 
 __all__ = [
     "Row",
     "console_table",
+    "cost_table",
     "draw",
     "make_figure",
     "markdown_table",
     "read_rows",
     "setup_style",
+    "tuning_table",
     "write_report",
     "write_rows",
 ]
@@ -51,8 +53,11 @@ def _tables(rows: list[Row]) -> str:
         for protocol in protocols[:1]
         if any(row["protocol"] == protocol and row["excess_nll"] is not None for row in rows)
     ]
+    more = {"cost of training": cost_table(rows), "tuning": tuning_table(rows)}
     parts = [
         f"## {protocol}: {TITLES[value]}\n\n{markdown_table(rows, protocol, value)}"
         for protocol, value in wanted
     ]
+    # What they cost stands right below what is compared.
+    parts[1:1] = [f"## {title}\n\n{table}" for title, table in more.items() if table is not None]
     return "\n".join(parts) or "No rows give a number by length.\n"

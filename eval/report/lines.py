@@ -14,6 +14,7 @@ from posenc.errors import UserError
 # differ in one, the labels say which is which.
 SHOWN = (
     *(
+        "settings",
         "model",
         "sharing",
         "positions",
@@ -32,12 +33,15 @@ SETTINGS = (
     *SHOWN,
     *("checkpoint_step", "data.version", "data.split_version", "data.split_rule"),
     *("data.sha256", "data.tokenizer_sha256", "parameters", "recipe_hash"),
+    *("tuning.grid", "tuning.steps", "tuning.seed"),
 )
 # What rows meant that were written before it could be chosen; labels name anything else.
 _USUAL = {
     **{"sharing": "all", "positions": "sequential", "lengths": "fixed", "packing": "masked"},
-    "parent.run": "None",
+    **{"parent.run": "None", "settings": "shared"},
 }
+# Whose values say what they are.
+_BARE = ("settings",)
 # Encodings have their own number of parameters: it separates runs of one encoding only.
 _WITHIN_ENCODING = ("parameters",)
 
@@ -113,12 +117,12 @@ def lines_of(
             for policy, part in _by_policy(group):
                 words = [encoding, *([f"extend={policy}"] if policy else [])]
                 words += [
-                    f"{name}={_lookup(part[0], name)}"
+                    _word(name, _lookup(part[0], name))
                     for name, usual in _USUAL.items()
                     if name not in settings and _lookup(part[0], name) != usual
                 ]
                 words += [
-                    f"{name}={value[:12] if name.endswith('sha256') else value}"
+                    _word(name, value)
                     for name, value in zip(settings, key, strict=True)
                     if name not in _WITHIN_ENCODING or len(members) > 1
                 ]
@@ -161,6 +165,12 @@ def _lookup(row: Row, name: str) -> str:
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return str(value)
+
+
+def _word(name: str, value: str) -> str:
+    if name in _BARE:
+        return value
+    return f"{name}={value[:12] if name.endswith('sha256') else value}"
 
 
 def _by_policy(rows: Sequence[Row]) -> list[tuple[str | None, list[Row]]]:

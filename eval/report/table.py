@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +38,29 @@ def markdown_table(
     length). A cell is `undefined` where the encoding has no value, `n/a` where there is no
     reference, and blank where nothing was measured. Raises `UserError` if no row is of `protocol`.
     """
-    grid = _grid(list(rows), protocol, value)
+    return _markdown(_grid(list(rows), protocol, value))
+
+
+def console_table(
+    rows: Iterable[Row], protocol: str = "nll_by_context", value: str = "nll"
+) -> Table:
+    """The table of `markdown_table`, for a terminal; it takes and raises the same."""
+    return _console(_grid(list(rows), protocol, value))
+
+
+def cost_table(rows: Iterable[Row]) -> str | None:
+    """A Markdown table of what each line cost to train; None if the rows do not say."""
+    grid = _costs(list(rows))
+    return None if grid is None else _markdown(grid)
+
+
+def tuning_table(rows: Iterable[Row]) -> str | None:
+    """A Markdown table of how each tuned line was tuned; None if none was."""
+    grid = _tunings(list(rows))
+    return None if grid is None else _markdown(grid)
+
+
+def _markdown(grid: _Grid) -> str:
     lines = [
         _markdown_line(grid.header),
         _markdown_line(["---", *["---:"] * (len(grid.header) - 1)]),
@@ -47,11 +71,7 @@ def markdown_table(
     return "\n".join(lines) + "\n"
 
 
-def console_table(
-    rows: Iterable[Row], protocol: str = "nll_by_context", value: str = "nll"
-) -> Table:
-    """The table of `markdown_table`, for a terminal; it takes and raises the same."""
-    grid = _grid(list(rows), protocol, value)
+def _console(grid: _Grid) -> Table:
     # Text, not str: an encoding's name may look like rich's markup.
     table = Table(
         title=Text(grid.title),
@@ -71,11 +91,18 @@ def console_table(
 
 
 def print_table(rows: Iterable[Row]) -> None:
-    """Print the primary protocol's table; where the output is no terminal, as wide as it needs."""
+    """Print the primary protocol's table and what its lines cost.
+
+    Where the output is no terminal, as wide as it needs.
+    """
+    rows = list(rows)
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
     console.print(console_table(rows))
+    costs = _costs(rows)
+    if costs is not None:
+        console.print(_console(costs))
 
 
 def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:
@@ -112,15 +139,112 @@ def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:
     )
 
 
+def _runs_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Each line of the primary protocol, as it was trained, with a row a seed."""
+    plain = [row for row in rows if not row["extend"]]
+    present = {row["protocol"] for row in plain}
+    protocols = [name for name in ("nll_by_context", "non_overlapping") if name in present]
+    found = []
+    for line in lines_of(plain, protocols[0]) if protocols else []:
+        seeds = {row["seed"]: row for cell in line.cells.values() for row in cell.rows}
+        found.append((line.label, [seeds[seed] for seed in sorted(seeds)]))
+    return found
+
+
+def _costs(rows: Sequence[Row]) -> _Grid | None:
+    if not any(row.get("train_flops") or row.get("train_seconds") for row in rows):
+        return None
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return math.fsum(known) / len(known) if known else None
+
+    body, every = [], []
+    for label, seeds in _runs_of(rows):
+        every += seeds
+        flops, seconds = (
+            mean(row.get(name) for row in seeds) for name in ("train_flops", "train_seconds")
+        )
+        cells = [
+            *(_range(seeds, name) for name in ("parameters", "train_tokens")),
+            "" if flops is None else f"{flops:.3g}",
+            "" if seconds is None else f"{seconds:,.0f}",
+        ]
+        body.append([label, *cells])
+    at_once = _range(every, "seeds_at_once")
+    together = f", of {at_once} trained at once" if at_once not in ("", "1") else ""
+    devices = dict.fromkeys((row.get("trained_with") or {}).get("device") for row in every)
+    return _Grid(
+        title="cost of training",
+        header=["encoding", "parameters", "tokens", "operations", "seconds"],
+        body=body,
+        footnotes=[
+            "operations: floating-point operations of all matrix products, forward and backward, "
+            "masked or not; of one seed.",
+            f"seconds: wall clock, compilation and validation among them; mean over seeds{together}"
+            "; whatever else the machine did.",
+            f"trained on: {'; '.join(str(device or 'not given') for device in devices)}.",
+        ],
+    )
+
+
+def _tunings(rows: Sequence[Row]) -> _Grid | None:
+    lines = []
+    for label, seeds in _runs_of(rows):
+        if tuning := seeds[0].get("tuning"):
+            lines.append((label, tuning))
+    if not lines:
+        return None
+    body, notes = [], []
+    for label, tuning in lines:
+        losses = ["diverged" if loss is None else _three_digits(loss) for loss in tuning["losses"]]
+        body.append([label, _options(tuning["chosen"]), ", ".join(losses)])
+        edges = [
+            name
+            for name, values in tuning["grid"].items()
+            if _is_edge(tuning["chosen"][name], values)
+        ]
+        if edges:
+            notes.append(f"at the edge of what was tried: `{label}`: {', '.join(edges)}.")
+    designs = {
+        f"{tuning['trials']} trials an encoding, of {_options(tuning['grid'])}, in this order; "
+        f"seed {tuning['seed']}, {tuning['steps']} steps"
+        for _, tuning in lines
+    }
+    return _Grid(
+        title="tuning",
+        header=["encoding", "chosen", "losses"],
+        body=body,
+        footnotes=[
+            *(f"{design}." for design in sorted(designs)),
+            f"losses: {lines[0][1]['criterion']}, nats per token; the lowest is chosen.",
+            *notes,
+        ],
+    )
+
+
+def _options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items())
+
+
+def _is_edge(value: Any, tried: Sequence[Any]) -> bool:
+    numbers = all(isinstance(other, int | float) for other in tried)
+    return numbers and value in (min(tried), max(tried))
+
+
+def _three_digits(value: float) -> str:
+    text = f"{value:.3f}"
+    # What rounds to nothing has no sign.
+    return text.removeprefix("-") if float(text) == 0 else text
+
+
 def _number(cell: Cell, value: str) -> str:
     if cell.undefined:
         return "undefined"
     mean = cell.mean(value)
     if mean is None:
         return NO_REFERENCE
-    text = f"{mean:.3f}"
-    # An excess that rounds to nothing has no sign.
-    return text.removeprefix("-") if float(text) == 0 else text
+    return _three_digits(mean)
 
 
 def _footnotes(lines: Sequence[Line], protocol: str, value: str, usual: int) -> list[str]:
