@@ -55,10 +55,10 @@ class Arguments:
     """A preset; see `python -m posenc list`."""
     data: str = "manuals-small"
     """A corpus by name; a glob of .txt or .jsonl files; or token files of the splits, .npy or .bin
-    (uint16), with commas: train.bin,valid.bin,test.bin."""
+    (uint16), with commas: train.bin,valid.bin,test.bin, or globs: "train_*.bin,valid_*.bin"."""
     separator_id: int | None = None
-    """Of token files: the token that begins a document; without it (and with --bos none), a file
-    is one document."""
+    """Of token files: the token that begins a document; without it (and with --bos none), a
+    split is one document."""
     tokenizer: str = "bytes"
     """bytes, or a file of byte-level BPE: a tokenizer.json of Hugging Face's tokenizers, or a
     vocabulary of tiktoken (.tiktoken); `python -m posenc.data tokenizer` trains one."""

@@ -56,7 +56,7 @@ class TestText:
 
     __test__ = False  # pytest looks at names
 
-    documents: list[np.ndarray]
+    documents: list[datasets.TokenArray]
     tokenizer: datasets.Tokenizer
     bos: int
 

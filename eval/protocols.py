@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from posenc.data import TokenArray
 from posenc.errors import UserError
 
 Bos = Literal["keep", "prepend", "none"]
@@ -39,9 +40,9 @@ class Window(NamedTuple):
     first: int
     bos: bool
 
-    def tokens(self, document: np.ndarray, bos: int) -> np.ndarray:
+    def tokens(self, document: TokenArray, bos: int) -> np.ndarray:
         """Give the token ids of the window's places."""
-        body = document[self.start : self.start + self.length - self.bos]
+        body = np.asarray(document[self.start : self.start + self.length - self.bos])
         return np.concatenate([[bos], body]) if self.bos else body
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from eval.protocols import Scores, Window
+from posenc.data import TokenArray
 from posenc.encodings.registry import Part
 from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError, make_folder
@@ -149,7 +150,7 @@ class KeptScores:
 def score_plan(
     make_scorer: Callable[[], Scorer],
     windows: list[Window],
-    documents: list[np.ndarray],
+    documents: list[TokenArray],
     bos: int,
     store: Path,
     identity: dict[str, Any],
@@ -182,7 +183,7 @@ def score_plan(
 def _score_rest(
     kept: KeptScores,
     make_scorer: Callable[[], Scorer],
-    documents: list[np.ndarray],
+    documents: list[TokenArray],
     bos: int,
     progress: Callable[[int], None],
 ) -> None:

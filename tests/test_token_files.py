@@ -3,6 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import os
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 
 from eval.evaluate import load_text
 from posenc import data
-from posenc.data import token_files
-from posenc.data.token_files import LLMC_MAGIC, load_token_files
+from posenc.data import shards, token_files
+from posenc.data.shards import LLMC_MAGIC
+from posenc.data.token_files import load_token_files
 from posenc.data.vocabularies import train_bpe
 from posenc.errors import UserError
 from posenc.runs import config_hash, open_run
@@ -141,8 +144,8 @@ def test_batches_are_those_of_the_text(text, tokenizer, files):
     assert sum(tokenizer.count_bytes(d) for d in found) == total
 
 
-def test_a_run_on_token_files_is_the_run_on_the_text(text, tokenizer, files, tmp_path):
-    arguments = Arguments(
+def short_run(text, tokenizer, tmp_path):
+    return Arguments(
         encoding=("nope",),
         model="nano",
         data=text,
@@ -155,14 +158,18 @@ def test_a_run_on_token_files_is_the_run_on_the_text(text, tokenizer, files, tmp
         out=tmp_path,
         name="text",
     )
+
+
+def measured(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in r.items() if "per_second" not in k} for r in rows]
+
+
+def test_a_run_on_token_files_is_the_run_on_the_text(text, tokenizer, files, tmp_path):
+    arguments = short_run(text, tokenizer, tmp_path)
     (of_text,) = train_main(arguments)
     changed = {"data": files, "separator_id": tokenizer.bos, "name": "files"}
     (of_files,) = train_main(dataclasses.replace(arguments, **changed))
-
-    def measured(folder):
-        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        return [{k: v for k, v in r.items() if "per_second" not in k} for r in rows]
-
     assert measured(of_text) == measured(of_files)
     run = open_run(of_files)
     assert run.config.separator_id == 0
@@ -193,6 +200,193 @@ def test_hashes_of_configs_without_a_separator_stay():
 
 
 CONFIG_HASH = "ebc57825931d01de"
+
+# --- shards ---------------------------------------------------------------------------------
+
+
+def write_shards(folder, name, tokens, cuts, suffix=".bin"):
+    """Cut tokens into files, numbered in order, and give the glob that matches them."""
+    pieces = np.split(np.asarray(tokens, np.uint16), sorted(cuts))
+    for index, piece in enumerate(pieces):
+        write(folder, suffix, **{f"{name}_{index:06}": piece})
+    return f"{folder / name}_*{suffix}"
+
+
+@st.composite
+def cut_tokens(draw):
+    tokens = draw(st.lists(st.integers(0, 3), min_size=4, max_size=40))
+    return tokens, draw(st.sets(st.integers(1, len(tokens) - 1)))
+
+
+@fast
+@given(
+    cut_tokens(),
+    st.sampled_from([".bin", ".npy"]),
+    st.sampled_from([None, 0]),
+    st.integers(1, 7),
+    st.sampled_from(sorted(data.PACKINGS)),
+    st.data(),
+)
+def test_however_tokens_are_cut_into_files_they_are_the_same(
+    tmp_path_factory, cut, suffix, separator, length, packing, draw
+):
+    tokens, cuts = cut
+    folder = tmp_path_factory.mktemp("t")
+    one = write(folder, suffix, train=tokens, valid=[3, 1], test=tokens)
+    several = write_shards(folder, "shard", tokens, cuts, suffix)
+    bos = "none" if separator is None else "document"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "OPEN_MAPS", 1)
+        patch.setattr(token_files, "CHUNK", 5)
+        joined = data.open_data(one, separator)
+        # The same shards as training and as test are no leak here: one is read at a time.
+        given = [several, str(folder / f"valid{suffix}"), str(folder / f"test{suffix}")]
+        parted = data.open_data(",".join(given), separator)
+        given = [str(folder / f"train{suffix}"), given[1], several]
+        tested = data.open_data(",".join(given), separator)
+    assert parted.sha256 == tested.sha256 == joined.sha256
+    ours = data.token_stream(parted, "train", BYTES, bos)
+    theirs = data.token_stream(joined, "train", BYTES, bos)
+    np.testing.assert_array_equal(ours.offsets, theirs.offsets)
+    np.testing.assert_array_equal(np.asarray(ours.tokens), tokens)
+    low, high = sorted(draw.draw(st.tuples(*[st.integers(0, len(tokens))] * 2)))
+    again = draw.draw(st.integers(0, 5))
+    np.testing.assert_array_equal(ours.tokens[low:high][again:], tokens[low:high][again:])
+    documents = [data.token_documents(c, "test", BYTES, bos) for c in (tested, joined)]
+    for a, b in zip(*documents, strict=True):
+        np.testing.assert_array_equal(a, b)
+    try:
+        expected = data.PACKINGS[packing](theirs, length)
+    except UserError as error:
+        with pytest.raises(UserError, match=str(error).split(":")[0]):
+            data.PACKINGS[packing](ours, length)
+        return
+    windows = data.PACKINGS[packing](ours, length)
+    assert len(windows) == len(expected)
+    for index in range(len(expected)):
+        for field, value in expected[index].items():
+            np.testing.assert_array_equal(windows[index][field], value, strict=True)
+
+
+@fast
+@given(cut_tokens(), st.sampled_from([None, 0]))
+def test_shards_are_halved_as_one_file_is(tmp_path_factory, cut, separator):
+    folder = tmp_path_factory.mktemp("t")
+    tokens, cuts = cut
+    several = write_shards(folder, "valid", tokens, cuts)
+    one = write(folder, train=[3], valid=tokens)
+    try:
+        joined = data.open_data(one, separator)
+    except UserError:
+        with pytest.raises(UserError, match=r"valid_\*\.bin cannot be halved"):
+            data.open_data(f"{folder}/train.bin,{several}", separator)
+        return
+    parted = data.open_data(f"{folder}/train.bin,{several}", separator)
+    for name in ("valid", "test"):
+        a, b = joined.parts[name], parted.parts[name]
+        np.testing.assert_array_equal(np.asarray(b.tokens), a.tokens)
+        np.testing.assert_array_equal(b.offsets, a.offsets)
+    assert parted.sha256 == joined.sha256
+    whose = "file's" if not cuts else "files'"
+    assert f"the validation {whose} second half is the test" in data.describe_split(parted)
+
+
+def test_a_run_on_shards_is_the_run_on_the_joined_file(text, tokenizer, files, tmp_path):
+    globs = []
+    for number, path in enumerate(files.split(",")):
+        tokens = np.fromfile(path, "<u2")
+        # Documents go across these borders, and with llm.c's header a file begins otherwise.
+        cuts = np.linspace(0, len(tokens), 5 + number).astype(int)[1:-1]
+        globs.append(write_shards(tmp_path, Path(path).stem, tokens, cuts))
+    header = np.zeros(256, "<i4")
+    header[:2] = LLMC_MAGIC, 1
+    first = tmp_path / "train_000001.bin"
+    first.write_bytes(header.tobytes() + first.read_bytes())
+    spec = ",".join(globs)
+    arguments = dataclasses.replace(
+        short_run(files, tokenizer, tmp_path), separator_id=tokenizer.bos, seeds=2
+    )
+    (of_one,) = train_main(arguments)
+    (of_shards,) = train_main(dataclasses.replace(arguments, data=spec, name="shards"))
+    assert measured(of_one) == measured(of_shards)
+    one, several = open_run(of_one), open_run(of_shards)
+    assert several.data == {**one.data, "name": "train_*.bin,valid_*.bin,test_*.bin"}
+    for ours, theirs in zip(load_text(several).documents, load_text(one).documents, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+    streams = [
+        data.token_stream(data.open_data(s, tokenizer.bos), "train", tokenizer, "document")
+        for s in (files, spec)
+    ]
+    for process in range(2):
+        a, b = (
+            data.Batches(data.Windows(stream, 24), 4, 3, process, 2)[1]["inputs"]
+            for stream in streams
+        )
+        np.testing.assert_array_equal(a, b)
+    # Another document at the end of the last shard is other data.
+    last = tmp_path / "train_000003.bin"
+    last.write_bytes(last.read_bytes() + b"\1\0")
+    with pytest.raises(UserError, match=r"sha256 \(\w+ there, \w+ now\) of"):
+        load_text(several)
+
+
+@fast
+def test_more_shards_than_a_process_may_hold_open(tmp_path):
+    tokens = np.arange(400) % 250
+    several = write_shards(tmp_path, "train", tokens, range(1, 400))
+    valid = write(tmp_path, valid=[1, 2], test=[3])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + shards.OPEN_MAPS + 20, limits[1]))
+    try:
+        corpus = data.open_data(f"{several},{valid}")
+        assert "1 training documents in 400 files: split as given" in data.describe_split(corpus)
+        windows = data.Windows(data.token_stream(corpus, "train", BYTES, "none"), 3)
+        found = [windows[index]["tokens"][:-1] for index in range(len(windows))]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_array_equal(np.concatenate(found), tokens[:399])
+
+
+@fast
+def test_refusals_of_shards(tmp_path):
+    valid = write(tmp_path, valid=[1, 2])
+    a = write_shards(tmp_path, "a", [1, 2, 3, 4, 300, 6], [2, 4])
+    for spec, message in {
+        f"{tmp_path}/b_*.bin,{valid}": r"no file in .* matches 'b_\*\.bin'",
+        f"{a},{a}": r"a_000000\.bin is of two splits, by .*share no file",
+        f"{a},{tmp_path}/a_000002.bin": r"a_000002\.bin is of two splits",
+        f"{tmp_path}/*.bin,{valid}": r"valid\.bin is of two splits, by .*\*\.bin' and by",
+    }.items():
+        with pytest.raises(UserError, match=message) as refused:
+            data.open_data(spec)
+        assert "\n" not in str(refused.value)
+    (tmp_path / "link.bin").symlink_to("a_000001.bin")
+    with pytest.raises(UserError, match=r"link\.bin is of two splits"):
+        data.open_data(f"{a},{tmp_path}/link.bin")
+    # It is the shard that is named, not its glob.
+    with pytest.raises(UserError, match=r"a_000002\.bin holds the token 300, and the tokenizer"):
+        data.token_stream(data.open_data(f"{a},{valid}"), "train", BYTES, "none")
+    (tmp_path / "a_000001.bin").write_bytes(b"odd")
+    with pytest.raises(UserError, match=r"a_000001\.bin holds no tokens"):
+        data.open_data(f"{a},{valid}")
+    np.save(tmp_path / "c_0.npy", np.array([1, 2], np.uint16))
+    np.save(tmp_path / "c_1.npy", np.array([1, 2], np.uint32))
+    with pytest.raises(UserError, match=r"c_1\.npy holds uint32, and .*c_0\.npy, of the same spl"):
+        data.open_data(f"{tmp_path}/c_*.npy,{valid}")
+    # A record of another tokenizer beside any shard is heard.
+    b = write_shards(tmp_path, "b", [1, 2, 3], [1])
+    (tmp_path / "tokens.json").write_text('{"tokenizer": {"name": "x", "sha256": null}}')
+    with pytest.raises(UserError, match=r"b_000000\.bin was made with the tokenizer x"):
+        data.token_stream(data.open_data(f"{b},{valid}"), "train", BYTES, "none")
+    (tmp_path / "tokens.json").unlink()
+    # A file that is replaced while it is in use gives no other tokens in silence.
+    stream = data.token_stream(data.open_data(f"{b},{valid}"), "train", BYTES, "none")
+    (tmp_path / "b_000001.bin").write_bytes(b"\1\0\2\0\3\0")
+    with pytest.raises(UserError, match=r"b_000001\.bin changed while it was in use"):
+        np.asarray(stream.tokens[0:3])
+
 
 # --- formats --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from posenc.data.corpora import CORPORA, Corpus, Document, cache_folder, load
 from posenc.data.identity import identity
 from posenc.data.reading import bos_id, open_data, token_documents, token_stream
 from posenc.data.regimes import REGIMES, attended_distances, make_regime, read_train_length
+from posenc.data.shards import TokenArray
 from posenc.data.splits import SPLIT_VERSION, SPLITS, Block, describe_split, split, split_rule
 from posenc.data.token_files import TokenCorpus
 from posenc.data.tokens import TOKENIZERS, ByteTokenizer, Tokenizer, keep_tokenizer, tokenizer
@@ -31,6 +32,7 @@ __all__ = [
     "ByteTokenizer",
     "Corpus",
     "Document",
+    "TokenArray",
     "TokenCorpus",
     "TokenStream",
     "Tokenizer",

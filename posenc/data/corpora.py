@@ -196,7 +196,7 @@ def load(spec: str) -> Corpus:
     """
     if spec in CORPORA:
         return CORPORA[spec]()
-    root, pattern, paths = _match(spec)
+    root, pattern, paths = match_files(spec)
     if not paths:
         folder = f" (a folder: say {spec.rstrip('/')}/*.txt)" if os.path.isdir(spec) else ""
         way_out = (
@@ -220,7 +220,7 @@ def load(spec: str) -> Corpus:
     return Corpus(pattern, FILES_VERSION, tuple(documents))
 
 
-def _match(spec: str) -> tuple[Path, str, list[Path]]:
+def match_files(spec: str) -> tuple[Path, str, list[Path]]:
     """Give the folder that ids are relative to, the rest of the spec, and the files in order."""
     spec = os.path.expanduser(spec)
     if os.path.isfile(spec):  # a file whose name looks like a glob is still that file

@@ -9,6 +9,7 @@ import numpy as np
 
 from posenc.data.corpora import Corpus, load
 from posenc.data.hub import RECIPES
+from posenc.data.shards import TokenArray
 from posenc.data.splits import split
 from posenc.data.token_files import TokenCorpus, is_token_files, load_token_files
 from posenc.data.tokens import Tokenizer
@@ -61,12 +62,14 @@ def _check(corpus: TokenCorpus, tokenizer: Tokenizer, bos: str) -> None:
         )
     size = tokenizer.vocab_size
     for part in corpus.parts.values():
-        _check_record(part.path, tokenizer)
-        if part.highest >= size:
-            raise UserError(
-                f"{part.path} holds the token {part.highest}, and the tokenizer {tokenizer.name} "
-                f"has {size} (0 to {size - 1}): give the tokenizer that made it (--tokenizer)"
-            )
+        for shard in part.shards:
+            _check_record(shard.path, tokenizer)
+            if shard.highest >= size:
+                raise UserError(
+                    f"{shard.path} holds the token {shard.highest}, and the tokenizer "
+                    f"{tokenizer.name} has {size} (0 to {size - 1}): give the tokenizer that made "
+                    "it (--tokenizer)"
+                )
     if separator is not None and separator >= size:
         raise UserError(
             f"--separator-id {separator} is no token of {tokenizer.name}, which has {size}"
@@ -105,7 +108,7 @@ def token_stream(
 
 def token_documents(
     corpus: Corpus | TokenCorpus, name: str, tokenizer: Tokenizer, bos: str
-) -> list[np.ndarray]:
+) -> list[TokenArray]:
     """Give the documents of one split as token ids, without BOS.
 
     Raises:
@@ -117,7 +120,7 @@ def token_documents(
     part = corpus.parts[name]
     documents = []
     for start, stop in zip(part.offsets[:-1], part.offsets[1:], strict=True):
-        document = part.tokens[start:stop]
-        # Only what lies before a file's first separator begins without one.
-        documents.append(document[int(document[0] == corpus.separator_id) :])
+        # Only what lies before a split's first separator begins without one.
+        first = np.asarray(part.tokens[start : start + 1])
+        documents.append(part.tokens[start + int((first == corpus.separator_id).any()) : stop])
     return [document for document in documents if len(document)]

@@ -40,8 +40,14 @@ def split_rule(
 def describe_split(corpus: Corpus | TokenCorpus) -> str:
     """Say in one line, for the log, how `corpus` is split."""
     if isinstance(corpus, TokenCorpus):
-        given = f"{len(corpus.parts['train'].offsets) - 1:,} training documents: split as given"
-        return given + "; the validation file's second half is the test" * corpus.halved
+        train, valid = corpus.parts["train"], corpus.parts["valid"]
+        given = f"{len(train.offsets) - 1:,} training documents"
+        given += f" in {len(train.shards):,} files" * (len(train.shards) > 1)
+        whose = "file's" if len(valid.shards) == 1 else "files'"
+        return (
+            f"{given}: split as given"
+            + f"; the validation {whose} second half is the test" * corpus.halved
+        )
     count = len(corpus.documents)
     if split_rule(corpus) == "blocks":
         return (

@@ -11,6 +11,7 @@ import numpy as np
 from posenc.data._names import unknown
 from posenc.data.corpora import Document
 from posenc.data.regimes import PIECES, Fixed, cut
+from posenc.data.shards import TokenArray
 from posenc.data.splits import Block
 from posenc.data.tokens import Tokenizer
 from posenc.encodings.sampling import sequential_positions
@@ -26,7 +27,7 @@ class TokenStream:
     """All documents of a split, one after another, as one array of tokens.
 
     Attributes:
-        tokens: uint16 (int32 where the vocabulary is larger) `[n]`.
+        tokens: uint16 (int32 where the vocabulary is larger) `[n]`; `np.asarray` reads a slice.
         offsets: int64 `[documents + 1]`: document d is `tokens[offsets[d]:offsets[d + 1]]`.
         regions: int64 `[regions, 2]`, begin and end of what windows may span: everything, or, where
             the split is by block, each block.
@@ -48,7 +49,7 @@ class TokenStream:
             ids = tokenizer.encode(document.text).astype(dtype, copy=False)
             parts += [head, ids]
             sizes.append(len(head) + len(ids))
-        self.tokens = np.concatenate(parts) if parts else np.zeros(0, dtype)
+        self.tokens: TokenArray = np.concatenate(parts) if parts else np.zeros(0, dtype)
         self.offsets = np.cumsum(sizes, dtype=np.int64)
         if any(isinstance(document, Block) for document in documents):
             self.regions = np.stack([self.offsets[:-1], self.offsets[1:]], axis=1)
@@ -56,11 +57,11 @@ class TokenStream:
             self.regions = np.array([[0, len(self.tokens)]], np.int64)
 
     @classmethod
-    def of_tokens(cls, tokens: np.ndarray, offsets: np.ndarray) -> TokenStream:
+    def of_tokens(cls, tokens: TokenArray, offsets: np.ndarray) -> TokenStream:
         """Give a stream of tokens that are there already; windows may span everything.
 
         Args:
-            tokens: integers `[n]`, perhaps mapped from a file.
+            tokens: integers `[n]`, perhaps mapped from files.
             offsets: int64 `[documents + 1]`, from 0 to n.
         """
         stream = cls.__new__(cls)
@@ -114,7 +115,7 @@ class Windows:
         # Counting the changes numbers segments 1, 2, 3 even where an empty document lies between.
         segments = 1 + np.cumsum(np.diff(document, prepend=document[:1]) != 0)
         return {
-            "tokens": self.stream.tokens[start:stop].astype(np.int32),
+            "tokens": np.array(self.stream.tokens[start:stop], np.int32),
             "segments": segments.astype(np.int32),
         }
 
@@ -149,7 +150,7 @@ class Rows(Windows):
         document = int(np.searchsorted(self._first, index, side="right")) - 1
         low, end = self.stream.offsets[document : document + 2]
         low += (index - self._first[document]) * self.length
-        some = self.stream.tokens[low : min(low + self.length + 1, end)]
+        some = np.asarray(self.stream.tokens[low : min(low + self.length + 1, end)])
         tokens = np.zeros(self.length + 1, np.int32)
         segments = np.zeros(self.length + 1, np.int32)
         tokens[: len(some)], segments[: len(some)] = some, 1
