@@ -31,11 +31,12 @@ from posenc.continuing import carry_over, check_child, parent_of
 from posenc.devices import check_batch_size
 from posenc.encodings import EncodingError, make_sampler
 from posenc.errors import UserError, one_line_errors
+from posenc.metrics import Metrics
 from posenc.optimizer import OptimizerConfig
 from posenc.placing import Placer
 from posenc.processes import any_of, is_first, join
 from posenc.progress import reporting
-from posenc.runs import Metrics, Run, RunConfig, check_run, open_folder, start_run
+from posenc.runs import Run, RunConfig, check_run, open_folder, start_run
 from posenc.training import Trainer
 from posenc.transformer import Transformer, preset
 from posenc.watching import flops_a_token, peak_memory, utilisation

@@ -22,6 +22,7 @@ from posenc.data import TokenArray
 from posenc.encodings.registry import Part
 from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError, make_folder
+from posenc.files import Appended, naming
 from posenc.placing import Placer
 from posenc.training import split, token_nll
 from posenc.transformer import Transformer
@@ -141,8 +142,13 @@ class KeptScores:
         nll = np.fromfile(self.partial, np.float32)
         part = self.whole.with_name(f".{self.whole.stem}.part.npz")
         columns = {field: self.table[:, i] for i, field in enumerate(Window._fields)}
-        np.savez_compressed(part, nll=nll, identity=np.array(self.identity), **columns)  # type: ignore[arg-type]
-        part.replace(self.whole)
+        arrays: dict[str, Any] = {"nll": nll, "identity": np.array(self.identity), **columns}
+        try:
+            with naming(self.whole):
+                np.savez_compressed(part, **arrays)
+            part.replace(self.whole)
+        finally:
+            part.unlink(missing_ok=True)
         self.partial.unlink()
         return nll
 
@@ -191,14 +197,12 @@ def _score_rest(
     have = int(np.searchsorted(kept.ends, kept.partial.stat().st_size // 4, side="right"))
     progress(int(kept.table[:have, 2].sum()))
     scorer = make_scorer() if have < len(kept.windows) else None
-    with open(kept.partial, "r+b") as file:
-        file.truncate(int(kept.ends[have - 1]) * 4 if have else 0)
-        file.seek(0, 2)
+    with Appended(kept.partial, int(kept.ends[have - 1]) * 4 if have else 0) as file:
         while scorer is not None and have < len(kept.windows):
             some = kept.windows[have : have + scorer.rows]
             nll = scorer.score([w.tokens(documents[w.document], bos) for w in some])
-            for window, row in zip(some, nll, strict=True):
-                file.write(row[window.first - 1 :].astype(np.float32).tobytes())
-            file.flush()
+            rows = zip(some, nll, strict=True)
+            scores = np.concatenate([row[window.first - 1 :] for window, row in rows])
+            file.append(scores.astype(np.float32).tobytes())
             have += len(some)
             progress(sum(window.length for window in some))

@@ -7,18 +7,25 @@ of every file in it. The second is written last: without it the first does not c
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
+import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from posenc.errors import UserError
+from posenc.files import naming
 from posenc.processes import is_first, wait
 
 # What is restored on its own: an evaluation needs the parameters and nothing else.
@@ -29,7 +36,7 @@ def write_json(path: Path, value: Any) -> None:
     """Write JSON so that the file is either the old one or the new one, whole."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "w") as file:
+        with naming(path), open(part, "w") as file:
             json.dump(value, file, indent=1, sort_keys=True)
             file.write("\n")
             file.flush()
@@ -49,6 +56,41 @@ def file_hashes(folder: Path) -> dict[str, str]:
                     file, "sha256"
                 ).hexdigest()
     return hashes
+
+
+def _is_other(record: logging.LogRecord) -> bool:
+    """Say whether a log record is anything but orbax's account of a failed save."""
+    if record.exc_info is None or record.exc_info[1] is None:
+        return True
+    told = [record.pathname, record.getMessage(), *traceback.format_exception(record.exc_info[1])]
+    return not re.search(r"orbax[-/]checkpoint", "".join(told))
+
+
+@functools.cache
+def _say_failures_once() -> None:
+    """Keep a failed save, which `Checkpoints` raises, from being told some hundred times besides.
+
+    orbax's threads and tasks log it, and what tensorstore still has in hand finds their event loops
+    closed, one traceback an array.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_other)
+    unheard, unraisable = sys.excepthook, sys.unraisablehook
+
+    def is_late(kind: type[BaseException], at: TracebackType | None) -> bool:
+        # Of all calls only tensorstore's own come from no Python frame.
+        caller = at.tb_frame.f_code.co_name if at is not None else ""
+        return kind is RuntimeError and caller == "call_soon_threadsafe"
+
+    def hear(kind: type[BaseException], error: BaseException, at: TracebackType | None) -> None:
+        if not is_late(kind, at):
+            unheard(kind, error, at)
+
+    def raise_late(found: Any) -> None:
+        if not is_late(found.exc_type, found.exc_traceback):
+            unraisable(found)
+
+    sys.excepthook, sys.unraisablehook = hear, raise_late
 
 
 class Checkpoints:
@@ -99,6 +141,7 @@ class Checkpoints:
                 (self.folder / "probe").unlink()
             wait(f"{self.folder} is ready for step {step}")
             if self._orbax is None:
+                _say_failures_once()
                 self._orbax = ocp.AsyncCheckpointer(
                     ocp.CompositeCheckpointHandler(*ITEMS), timeout_secs=600
                 )
@@ -213,9 +256,12 @@ class Checkpoints:
 
     def _unwritten(self, step: int, error: Exception) -> UserError:
         good = self.steps()
+        # What tensorstore says has pages around the machine's own word.
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        what = os.strerror(int(code[1])) if code else getattr(error, "strerror", None) or error
         last = f"the last good one is step {good[-1]}" if good else "there is no earlier one"
         return UserError(
-            f"the checkpoint of step {step} could not be written to {self.folder}: {error}; "
+            f"the checkpoint of step {step} could not be written to {self.folder}: {what}; "
             f"{last}; make room or choose another --out, and give the same command again to go on"
         )
 

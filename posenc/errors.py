@@ -62,6 +62,10 @@ def one_line_errors() -> Iterator[None]:
         if error.errno not in _REFUSALS:
             raise
         where = f"{error.filename}: " if error.filename else "cannot write: "
+        try:
+            sys.stdout.flush()
+        except OSError:  # where the output goes to a file, the full disk may be that file's
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         message = f"{where}{error.strerror}; make room, or choose another folder"
     except KeyboardInterrupt:
         print("posenc: interrupted; give the same command again to go on", file=sys.stderr)

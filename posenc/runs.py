@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import subprocess
@@ -468,55 +467,6 @@ class Run:
             raise UserError(
                 f"{self.folder}/provenance.json is missing or cannot be read: train the run again"
             ) from None
-
-
-class Metrics:
-    """``metrics.jsonl``, a row an entry, and TensorBoard events where tensorboardX is installed.
-
-    Args:
-        folder: of the run.
-        after: rows of later steps are dropped, when a run goes on from this one.
-
-    Attributes:
-        seconds: of training until that step.
-    """
-
-    def __init__(self, folder: Path, after: int):
-        path = folder / "metrics.jsonl"
-        kept, self.seconds = [], 0.0
-        if path.exists():
-            for line in path.read_text().splitlines():
-                try:
-                    row = json.loads(line)
-                except ValueError:  # the last line of a process that was killed
-                    continue
-                if row["step"] <= after:
-                    kept.append(line)
-                    self.seconds = row.get("seconds", self.seconds)
-        part = path.with_name(".metrics.part")
-        part.write_text("".join(line + "\n" for line in kept))
-        os.replace(part, path)
-        self._file = open(path, "a")  # noqa: SIM115  (open as long as the run)
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError:
-            self._board = None
-        else:
-            self._board = SummaryWriter(str(folder), purge_step=after + 1 if after else None)
-
-    def write(self, step: int, **values: float | None) -> None:
-        """Append one row."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
-        for name, value in values.items():
-            if self._board is not None and value is not None:
-                self._board.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Flush and close."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 def _differences(old: Any, new: Any, path: str = "") -> list[str]:

@@ -426,7 +426,9 @@ def test_what_cannot_be_reported_is_refused(tmp_path):
         write_report([row(), *twice], tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*name a folder that can be written"):
+    with pytest.raises(
+        UserError, match=r"cannot write .*make room, or name a folder that can be written"
+    ):
         write_report([row()], tmp_path / "file")
     (tmp_path / "taken" / "rows.csv").mkdir(parents=True)
     with pytest.raises(UserError, match=r"rows\.csv: cannot write"):

@@ -11,7 +11,8 @@ import posenc
 import train
 from posenc import watching
 from posenc.encodings import make_sampler
-from posenc.runs import Metrics, Run, RunConfig
+from posenc.metrics import Metrics
+from posenc.runs import Run, RunConfig
 from posenc.transformer import Transformer, TransformerConfig, preset
 
 pytestmark = pytest.mark.fast

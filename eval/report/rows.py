@@ -141,7 +141,8 @@ def write_file(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise UserError(
-            f"{path}: cannot write ({error.strerror}): name a folder that can be written"
+            f"{path}: cannot write ({error.strerror}): make room, or name a folder that can "
+            "be written"
         ) from None
 
 

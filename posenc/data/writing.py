@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import io
@@ -17,6 +18,7 @@ from posenc.checkpoints import write_json
 from posenc.data.hub import Piece, State
 from posenc.data.tokens import Tokenizer
 from posenc.errors import UserError, make_folder
+from posenc.files import naming
 
 SPLITS = ("train", "valid", "test")
 RECORD = "tokens.json"
@@ -52,22 +54,27 @@ class _TokenWriter:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, ids: np.ndarray) -> None:
-        self._file.write(ids.astype(self.dtype).tobytes())
+        with naming(self.path):
+            self._file.write(ids.astype(self.dtype).tobytes())
         self.count += len(ids)
 
     def sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def finish(self) -> None:
-        self._file.seek(0)
-        self._file.write(_header(self.dtype, self.count))
+        with naming(self.path):
+            self._file.seek(0)
+            self._file.write(_header(self.dtype, self.count))
         self.sync()
         self._file.close()
         os.replace(self._part, self.path)
 
     def close(self) -> None:
-        self._file.close()
+        # What cannot be written any more is behind the last record, and written again.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 @dataclasses.dataclass(frozen=True)
