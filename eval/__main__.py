@@ -19,6 +19,8 @@ from posenc.cli import parse_subcommand
 from posenc.compilation import keep_compiled
 from posenc.errors import UserError, one_line_errors
 
+Control = Literal["foreign_prefix", "index_probe", "distance_probe", "keys_probe", "aligned"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Score:
@@ -35,6 +37,17 @@ class Score:
     extend: tuple[str, ...] = ()
     """Policies, each scored beside the plain model, such as clamp or "yarn(factor=4)"; see
     `python -m posenc list`."""
+    controls: tuple[Control, ...] = ("foreign_prefix", "aligned")
+    """What else the blocks are scored with: T - L foreign tokens before the last L; as many tokens
+    as L at the positions of T (index_probe), with a gap (distance_probe), or T tokens at those of L
+    (keys_probe); for absolute encodings, fewer tokens than L at their positions in L (aligned)."""
+    stride: int | None = None
+    """Of sliding windows, in tokens; none unless given."""
+    ngram: int = 0
+    """Sort targets by how far back the n tokens that end with each last occurred; 0 does not."""
+    mask: Path | None = None
+    """A .npy file of booleans, one for each token of the test documents, that says which need long
+    context, by a model that is not among the compared ones."""
     targets: int | None = None
     """Tokens of a block; an eighth of the training length unless given, and at most."""
     blocks: int = 16

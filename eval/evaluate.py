@@ -15,23 +15,33 @@ import jax
 import numpy as np
 from flax import nnx
 
+from eval.controls import CONTROLS
 from eval.protocols import (
-    PROTOCOLS,
     VERY_FEW_DOCUMENTS,
     Bos,
     NllByContext,
     NonOverlapping,
     PerPosition,
+    Protocol,
     Scores,
     Settings,
+    Sliding,
     Window,
     check_ladder,
 )
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
+from eval.slices import Slices, edges_of, read_mask
 from posenc import data as datasets
 from posenc.encodings.base import EncodingError, PositionalEncoding
 from posenc.encodings.extension import POLICIES
-from posenc.encodings.registry import Encodings, Part, canonical_part, make_sampler, parse_part
+from posenc.encodings.registry import (
+    Encodings,
+    Part,
+    canonical_part,
+    make_sampler,
+    nearest,
+    parse_part,
+)
 from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError
 from posenc.progress import reporting
@@ -40,6 +50,9 @@ from posenc.transformer import DType, Transformer
 
 SCHEMA = 1
 Row = dict[str, Any]
+PLAIN = {p.name: p for p in (NllByContext(), NonOverlapping(), PerPosition(), Sliding())}
+# Rows of the primary protocol's tokens by what they need.
+SLICE = "slice"
 # Of a run that has the settings which all runs share.
 SHARED: Row = {"settings": "shared", "tuning": None}
 
@@ -92,19 +105,8 @@ def load_text(run: Run) -> TestText:
     return TestText(documents, tokenizer, datasets.bos_id(corpus, tokenizer))
 
 
-def _plans(text: TestText, length: int, settings: Settings, with_bos: bool) -> dict[str, list[Any]]:
-    sizes = [len(document) for document in text.documents]
-    return {
-        name: protocol.plan(sizes, length, settings, with_bos)
-        for name, protocol in PROTOCOLS.items()
-    }
-
-
 def _bytes_per_token(text: TestText, scores: Scores) -> float:
-    scored = [
-        window.tokens(text.documents[window.document], text.bos)[window.first :]
-        for window in scores.windows
-    ]
+    scored = [window.tokens(text.documents, text.bos)[window.first :] for window in scores.windows]
     ids = np.concatenate(scored) if scored else np.zeros(0, np.int64)
     return text.tokenizer.count_bytes(ids) / max(len(ids), 1)
 
@@ -167,6 +169,7 @@ def _certificate(run: Run, step: int, settings: Settings, seed: int) -> Row:
         "longest_length": max(settings.lengths),
         "block_spacing": settings.spacing,
         "blocks_per_document": settings.blocks,
+        "last_validations": run.last_validations(step, seed),
         "tokens_per_document": settings.tokens_per_document,
     }
 
@@ -225,15 +228,22 @@ def _refer(rows: list[Row], train_length: int) -> None:
     The lowest, not the one at the training length, which may already suffer; of the model as it was
     trained, not as an extension policy made it.
     """
-    for protocol in {row["protocol"] for row in rows} - {PerPosition.name}:
-        own = [row for row in rows if row["protocol"] == protocol and row["defined"]]
-        within = [r["nll"] for r in own if r["length"] <= train_length and r["extend"] is None]
-        within = [nll for nll in within if math.isfinite(nll)]
-        if not within:
-            continue
-        for row in own:
-            row["reference_nll"] = min(within)
-            row["excess_nll"] = row["nll"] - min(within)
+    for protocol in {row["protocol"] for row in rows} - {PerPosition.name, SLICE}:
+        # A control changes nothing about what the model is measured against.
+        base = NllByContext.name if protocol in CONTROLS else protocol
+        within = [
+            row["nll"]
+            for row in rows
+            if row["protocol"] == base
+            and row["defined"]
+            and row["length"] <= train_length
+            and row["extend"] is None
+            and math.isfinite(row["nll"])
+        ]
+        for row in rows:
+            if within and row["protocol"] == protocol and row["defined"]:
+                row["reference_nll"] = min(within)
+                row["excess_nll"] = row["nll"] - min(within)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,64 +260,143 @@ class Job:
         return None if self.policy is None else str(self.policy)
 
 
+def _end(model: Transformer, length: int, end: int) -> str | None:
+    """Say why windows have no score: of so many places, whose positions lie below ``end``."""
+    if model.copies > 1 and length > model.context_length:
+        return f"no weights beyond {model.context_length - 1}"
+    limit = model.encoding.max_position
+    return None if limit is None or end <= limit else f"no position beyond {limit - 1}"
+
+
 def _jobs(
     model: Transformer, lengths: tuple[int, ...], policies: list[Part], sampler: Sampler
 ) -> list[Job]:
     jobs = []
-    limit = model.encoding.max_position
     for length in lengths:
         try:
             end = sampler.extent(length, training=False)
         except EncodingError as error:
             jobs.append(Job(length, undefined=str(error).split(":")[0]))
             continue
+        jobs.append(Job(length, undefined=_end(model, length, end)))
         if model.copies > 1 and length > model.context_length:
-            # Whatever the encoding could be made to represent, the blocks end here.
-            jobs.append(Job(length, undefined=f"no weights beyond {model.context_length - 1}"))
-            continue
-        if limit is None or end <= limit:
-            jobs.append(Job(length))
-        else:
-            jobs.append(Job(length, undefined=f"no position beyond {limit - 1}"))
+            continue  # whatever the encoding could be made to represent, the blocks end here
         jobs += [Job(length, p) for p in policies if model.encoding.extends(p.name, length)]
     return jobs
 
 
-def _undefined_rows(job: Job, settings: Settings) -> list[Row]:
-    context = {"context": job.length - settings.targets, "targets": settings.targets}
-    row = _empty(job.length, None, job.undefined)
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """Windows of one size that are scored by one compiled program.
+
+    Attributes:
+        job: of the length and policy.
+        plans: windows by protocol.
+        places: of a window.
+        positions: of these places; None are those that any window has.
+        undefined: why there is no score.
+    """
+
+    job: Job
+    plans: dict[str, list[Window]]
+    places: int
+    positions: np.ndarray | None = None
+    undefined: str | None = None
+
+    @property
+    def windows(self) -> list[Window]:
+        """Every window once, whichever plans share it."""
+        return list(dict.fromkeys(itertools.chain(*self.plans.values())))
+
+
+def _passes(
+    model: Transformer,
+    jobs: list[Job],
+    protocols: list[Protocol],
+    sizes: list[int],
+    settings: Settings,
+    *,
+    with_bos: bool,
+    drawn: bool,
+) -> list[Pass]:
+    """Give what is scored of a model, in order.
+
+    Args:
+        model: as it was trained.
+        jobs: its lengths and policies.
+        protocols: that are asked for.
+        sizes: of the test documents, in tokens.
+        settings: of the evaluation.
+        with_bos: whether training placed BOS.
+        drawn: whether positions of evaluation are drawn, so that no other ones can be told.
+    """
+    passes = []
+    told = any(part.shift_invariant == "no" for part in model.encoding.parts)
+    for job in jobs:
+        plans = {p.name: p.plan(sizes, job.length, settings, with_bos) for p in protocols}
+        own: dict[str, list[Window]] = {}
+        for protocol in protocols:
+            positions = protocol.positions(job.length, settings)
+            windows = plans[protocol.name]
+            if positions is None:
+                own[protocol.name] = windows
+            # Where a constant changes nothing, tokens are aligned as they stand.
+            elif windows and not drawn and (told or protocol.name != "aligned"):
+                end = int(positions.max()) + 1
+                undefined = None if job.policy else _end(model, end, end)
+                one = {protocol.name: windows}
+                passes.append(Pass(job, one, len(positions), positions, undefined))
+        passes.append(Pass(job, own, job.length, None, job.undefined))
+    return passes
+
+
+def _undefined_rows(one: Pass, settings: Settings) -> list[Row]:
+    length = one.job.length
+    context = {"context": length - settings.targets, "targets": settings.targets}
+    # A curve by position, and windows that slide, are of the lengths that there are.
+    names = [name for name in one.plans if name not in (PerPosition.name, Sliding.name)]
     return [
-        {"protocol": NllByContext.name, **row, **context},
-        {"protocol": NonOverlapping.name, **row},
+        {
+            "protocol": name,
+            **_empty(length, one.job.extend, one.undefined),
+            **(context if name != NonOverlapping.name else {}),
+        }
+        for name in names
+        if one.plans[name] or name not in CONTROLS
     ]
 
 
 def _scored_rows(
-    job: Job,
-    plans: dict[str, list[Window]],
+    one: Pass,
     scores: Scores,
     text: TestText,
+    slices: Slices | None,
     settings: Settings,
     *,
     by_position: bool,
 ) -> list[Row]:
-    """Reduce one length's scores by every protocol."""
+    """Reduce one pass's scores by every protocol."""
     by_window = dict(zip(scores.windows, scores.by_window(), strict=True))
     rows = []
-    for name, windows in plans.items():
+    for name, windows in one.plans.items():
         if not windows or (name == PerPosition.name and not by_position):
             continue
         chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
         per_token = _bytes_per_token(text, chosen)
-        for reduced in PROTOCOLS[name].reduce(chosen, job.length, settings):
-            nll = reduced["nll"]
+        reduced = (PLAIN | CONTROLS)[name].reduce(chosen, one.job.length, settings)
+        if name == NllByContext.name and slices is not None:
+            edges = edges_of(settings.train_length, max(settings.lengths))
+            reduced += [{"protocol": SLICE, **row} for row in slices.rows(chosen, edges)]
+        for row in reduced:
+            nll = row["nll"]
             rows.append(
                 {
                     "protocol": name,
-                    **_empty(job.length, job.extend, None),
-                    **reduced,
+                    **_empty(one.job.length, one.job.extend, None),
+                    **row,
                     "perplexity": math.inf if nll > 700 else math.exp(nll),
-                    "bits_per_byte": nll / math.log(2) / per_token,
+                    # A slice's tokens are of other bytes than all.
+                    "bits_per_byte": None if "slice" in row else nll / math.log(2) / per_token,
                 }
             )
     return rows
@@ -317,7 +406,9 @@ def score_run(
     run: Run,
     text: TestText,
     settings: Settings,
+    protocols: list[Protocol],
     policies: list[Part],
+    slices: Slices | None,
     store: Path,
     *,
     step: int,
@@ -329,16 +420,19 @@ def score_run(
     """Score a seed of a run at every length, as it is and by every policy that it needs."""
     model = load_model(run, step, seed=member.seed, dtype=dtype, allow_plugins=allow_plugins)
     sampler = make_sampler(run.config.positions)
-    jobs = _jobs(model, settings.lengths, policies, sampler)
-    scored = [job for job in jobs if job.undefined is None]
-    plans = {
-        job.length: _plans(text, job.length, settings, run.config.bos == "document")
-        for job in scored
-    }
-    # Every window once, whichever plans share it.
-    windows = {n: list(dict.fromkeys(itertools.chain(*p.values()))) for n, p in plans.items()}
+    settings = dataclasses.replace(settings, train_length=run.config.train_length)
+    passes = _passes(
+        model,
+        _jobs(model, settings.lengths, policies, sampler),
+        protocols,
+        [len(document) for document in text.documents],
+        settings,
+        with_bos=run.config.bos == "document",
+        drawn=_drawn(sampler, run.config.train_length),
+    )
+    scored = [one for one in passes if one.undefined is None]
     # The curve by position is drawn once, at the longest length that there is (lengths ascend).
-    longest = {job.policy: job.length for job in scored}
+    longest = {one.job.policy: one.job.length for one in scored}
     certificate = {**_certificate(run, step, settings, member.seed), "dtype": dtype}
     identity = {
         "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
@@ -355,39 +449,46 @@ def score_run(
         identity["seed"] = member.seed
         name += f", seed {member.seed}"
     rows: list[Row] = []
-    done, total = 0, sum(w.length for job in scored for w in windows[job.length])
+    done, total = 0, sum(w.length for one in scored for w in one.windows)
     with reporting(f"score {name}", total) as report:
-        for job in jobs:
-            if job.undefined is not None:
-                rows += _undefined_rows(job, settings)
+        for one in passes:
+            job = one.job
+            if one.undefined is not None:
+                rows += _undefined_rows(one, settings)
                 continue
 
-            def make_scorer(job: Job = job) -> Scorer:
+            def make_scorer(one: Pass = one, job: Job = job) -> Scorer:
                 long = (
                     model if job.policy is None else extended_model(model, job.policy, job.length)
                 )
-                return Scorer(long, job.length, batch_tokens, sampler, member.data)
+                return Scorer(long, one.places, batch_tokens, sampler, member.data, one.positions)
 
             def progress(places: int, job: Job = job) -> None:
                 nonlocal done
                 done += places
                 report.update(done, f"tokens, at length {job.length},")
 
+            told = None if one.positions is None else one.positions.tolist()
             scores = score_plan(
                 make_scorer,
-                windows[job.length],
+                one.windows,
                 text.documents,
                 text.bos,
                 store,
-                {**identity, "extend": job.extend, "length": job.length},
+                {**identity, "extend": job.extend, "length": job.length, "positions": told},
                 progress,
             )
             by_position = job.length == longest[job.policy]
-            rows += _scored_rows(
-                job, plans[job.length], scores, text, settings, by_position=by_position
-            )
+            rows += _scored_rows(one, scores, text, slices, settings, by_position=by_position)
     _refer(rows, run.config.train_length)
     return [{**certificate, **row} for row in rows]
+
+
+def _drawn(sampler: Sampler, length: int) -> bool:
+    """Say whether evaluation gives a window other positions than one after another."""
+    window = np.zeros((1, length), np.int32)
+    positions, _ = sampler.place(window + 1, [0], (0,), 1, training=False)
+    return not np.array_equal(positions[0], np.arange(length))
 
 
 def evaluate(
@@ -397,6 +498,10 @@ def evaluate(
     *,
     bos: Bos = "keep",
     extend: tuple[str, ...] = (),
+    controls: tuple[str, ...] = (),
+    stride: int | None = None,
+    ngram: int = 0,
+    mask: Path | None = None,
     targets: int | None = None,
     blocks: int = 16,
     tokens_per_document: int = 16_384,
@@ -416,6 +521,10 @@ def evaluate(
         bos: see ``Settings``.
         extend: extension policies: each run is scored a second time under each of them, at the
             lengths that it says something about.
+        controls: by name, of ``CONTROLS``.
+        stride: of sliding windows; none without it.
+        ngram: n, by whose last occurrence targets are sorted into slices; 0 is no slices.
+        mask: a file that says which tokens of the test documents need long context.
         targets: tokens of a block; an eighth of the shortest training length unless told otherwise.
         blocks: of a document, at most.
         tokens_per_document: for the non-overlapping windows.
@@ -445,6 +554,24 @@ def evaluate(
         raise UserError("no run to score: name folders that train.py made, such as runs/*")
     shortest = min(run.config.train_length for run in runs)
     targets = max(1, shortest // 8) if targets is None else targets
+    # What a user would do instead of a longer context is always there to compare with: the last L
+    # tokens of each training length.
+    trained, asked = {run.config.train_length for run in runs}, set(lengths)
+    lengths = (*lengths, *(n for n in trained if n < max(lengths, default=0)))
+    if stride is not None and not 1 <= stride < min(lengths):
+        raise UserError(
+            f"--stride is {stride}: give 1 to {min(lengths) - 1}, less than the shortest length"
+        )
+    if ngram < 0:
+        raise UserError(f"--ngram is {ngram}: give the n of an n-gram, or 0 for no slices")
+    for control in controls:
+        if control not in CONTROLS:
+            raise UserError(f"--controls has no {control!r}: {nearest(control, CONTROLS)}")
+    protocols: list[Protocol] = [
+        *PLAIN.values(),
+        *(CONTROLS[name] for name in dict.fromkeys(controls)),
+    ]
+    masked = read_mask(mask)
     settings = Settings(
         lengths=check_ladder(lengths, targets, shortest),
         targets=targets,
@@ -452,15 +579,19 @@ def evaluate(
         blocks=blocks,
         tokens_per_document=tokens_per_document,
         bos=bos,
+        stride=stride,
     )
     _check_policies(runs, policies, settings, allow_plugins)
     texts: dict[str, TestText] = {}
+    sorts: dict[str, Slices | None] = {}
     rows: list[Row] = []
     for run in runs:
         key = json.dumps(run.data, sort_keys=True)
         if key not in texts:
             texts[key] = load_text(run)
             _check_text(texts[key], settings, run)
+            documents = texts[key].documents
+            sorts[key] = None if not ngram and masked is None else Slices(documents, ngram, masked)
         step = run.config.steps if checkpoint is None else checkpoint
         own_dtype = dtype or run.config.model.dtype
         # Some devices round float32 products to less unless told otherwise.
@@ -478,7 +609,9 @@ def evaluate(
                         run,
                         texts[key],
                         settings,
+                        protocols,
                         policies,
+                        sorts[key],
                         store,
                         step=step,
                         member=member,
@@ -488,10 +621,10 @@ def evaluate(
                     )
                 for own in settings_of.get(run.name, [SHARED]):
                     rows += [{**row, **own} for row in found]
-    if not any(row["defined"] for row in rows):
+    if not any(row["defined"] and row["length"] in asked for row in rows):
         reasons = "; ".join(sorted({f"{row['run']}: {row['reason']}" for row in rows}))
         raise UserError(
-            f"nothing can be scored at lengths {', '.join(map(str, settings.lengths))} "
+            f"nothing can be scored at lengths {', '.join(map(str, sorted(asked)))} "
             f"({reasons}): give a shorter length, or a policy with --extend"
         )
     return rows

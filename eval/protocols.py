@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ class Window(NamedTuple):
         length: places, the BOS among them.
         first: the first place that is scored, at least 1; all after it are.
         bos: whether place 0 is a BOS token.
+        foreign: of the places after BOS, how many hold another document's tokens.
+        other: that document.
+        other_start: its token at the first of these places.
     """
 
     document: int
@@ -39,11 +42,19 @@ class Window(NamedTuple):
     length: int
     first: int
     bos: bool
+    foreign: int = 0
+    other: int = 0
+    other_start: int = 0
 
-    def tokens(self, document: TokenArray, bos: int) -> np.ndarray:
+    def tokens(self, documents: Sequence[TokenArray], bos: int) -> np.ndarray:
         """Give the token ids of the window's places."""
-        body = np.asarray(document[self.start : self.start + self.length - self.bos])
-        return np.concatenate([[bos], body]) if self.bos else body
+        start, size = self.start + self.foreign, self.length - self.bos - self.foreign
+        parts = [
+            np.asarray([bos] * self.bos, np.int64),
+            documents[self.other][self.other_start : self.other_start + self.foreign],
+            documents[self.document][start : start + size],
+        ]
+        return np.concatenate([np.asarray(part) for part in parts])
 
 
 class Scores(NamedTuple):
@@ -68,6 +79,8 @@ class Settings:
         spacing: tokens between the starts of two blocks of a document, at least.
         blocks: of a document, at most.
         tokens_per_document: of each document's beginning, for the non-overlapping windows.
+        train_length: L, of the run that is scored.
+        stride: tokens that sliding windows advance by; None is no such windows.
         bos: ``keep`` places a BOS where training did, at a document's beginning, if the run was
             trained so (no window of NLL by context begins there: its places before the block are
             tokens); ``prepend`` places one at the start of every window, where it takes one of the
@@ -80,13 +93,45 @@ class Settings:
     blocks: int
     tokens_per_document: int
     bos: Bos
+    train_length: int = 0
+    stride: int | None = None
 
 
 def _kept(settings: Settings, trained_with_bos: bool) -> bool:
     return settings.bos == "keep" and trained_with_bos
 
 
-class NllByContext:
+class Protocol:
+    """A plan and its reduction.
+
+    Attributes:
+        name: in rows.
+        control: whether it feeds a model what no document holds, or other positions than its
+            tokens have, and is asked for by name.
+    """
+
+    name: ClassVar[str]
+    control: ClassVar[bool] = False
+
+    def plan(
+        self, sizes: Sequence[int], length: int, settings: Settings, trained_with_bos: bool
+    ) -> list[Window]:
+        """Give the windows of one length, for documents of these sizes in tokens.
+
+        None where the protocol has nothing to say at this length.
+        """
+        raise NotImplementedError
+
+    def positions(self, length: int, settings: Settings) -> np.ndarray | None:
+        """Give the positions of a window's places; None are those that any window has."""
+        return None
+
+    def reduce(self, scores: Scores, length: int, settings: Settings) -> list[dict[str, Any]]:
+        """Give the rows of one length."""
+        raise NotImplementedError
+
+
+class NllByContext(Protocol):
     """NLL by context, on identical targets: the primary protocol.
 
     Fixed blocks of k tokens, several a document and spaced apart, in every document that is long
@@ -120,15 +165,16 @@ class NllByContext:
         """Give one row: the mean over all target tokens."""
         return [
             {
-                **_mean(scores.nll, scores.windows),
+                **mean_of(scores.nll, scores.windows),
                 "context": length - settings.targets,
                 "targets": settings.targets,
                 "blocks": len(scores.windows),
+                **by_document(scores),
             }
         ]
 
 
-class NonOverlapping:
+class NonOverlapping(Protocol):
     """Windows that cut each document from its start, every token scored once.
 
     Consecutive windows share one token, the last of one being the unscored first of the next, so
@@ -157,10 +203,10 @@ class NonOverlapping:
 
     def reduce(self, scores: Scores, length: int, settings: Settings) -> list[dict[str, Any]]:
         """Give one row: the mean over all scored tokens."""
-        return [_mean(scores.nll, scores.windows)]
+        return [mean_of(scores.nll, scores.windows)]
 
 
-class PerPosition:
+class PerPosition(Protocol):
     """The mean by place in the window, over the full windows of ``NonOverlapping``.
 
     Places are gathered into buckets ``[from, to)``, four to a doubling.
@@ -184,15 +230,66 @@ class PerPosition:
         edges = np.append(edges[edges < length], length)
         rows = []
         for low, high in itertools.pairwise(edges):
-            row = _mean(by_place[:, low - 1 : high - 1].ravel(), scores.windows)
+            row = mean_of(by_place[:, low - 1 : high - 1].ravel(), scores.windows)
             rows.append({**row, "position_from": int(low), "position_to": int(high)})
         return rows
 
 
-PROTOCOLS = {p.name: p for p in (NllByContext(), NonOverlapping(), PerPosition())}
+class Sliding(Protocol):
+    """Windows that advance by a stride S, of which only what is new is scored.
+
+    Of a document's first window all tokens but the first are scored, of any later one the last S;
+    the last window ends where the document does and scores what is left, with no shorter context
+    than the others. Only documents as long as the longest window take part: every window is full,
+    and the scored tokens are the same at every length. With S = 1 every token has full context.
+    """
+
+    name = "sliding"
+
+    def plan(
+        self, sizes: Sequence[int], length: int, settings: Settings, trained_with_bos: bool
+    ) -> list[Window]:
+        """Give the windows of one length, for documents of these sizes in tokens."""
+        if settings.stride is None:
+            return []
+        windows = []
+        for document, size in enumerate(sizes):
+            size = min(size, settings.tokens_per_document)
+            if size < max(settings.lengths):
+                continue
+            kept = _kept(settings, trained_with_bos)
+            # Places of the document, a BOS before it being one of them.
+            places = size + (kept or settings.bos == "prepend")
+            scored = 1
+            while scored < places:
+                end = min(max(length, scored + settings.stride), places)
+                bos = settings.bos == "prepend" or (kept and end == length)
+                start = end - length - (kept and not bos)
+                windows.append(Window(document, start, length, scored - end + length, bos))
+                scored = end
+        return windows
+
+    def reduce(self, scores: Scores, length: int, settings: Settings) -> list[dict[str, Any]]:
+        """Give one row: the mean over all scored tokens."""
+        row = mean_of(scores.nll, scores.windows)
+        return [{**row, "stride": settings.stride, **by_document(scores)}]
 
 
-def _mean(nll: np.ndarray, windows: list[Window]) -> dict[str, Any]:
+def by_document(scores: Scores) -> dict[str, list[Any]]:
+    """Give the sum and the number of every document's scores: what statistics are made from."""
+    sums: dict[int, list[float]] = {}
+    for window, nll in zip(scores.windows, scores.by_window(), strict=True):
+        own = sums.setdefault(window.document, [0.0, 0])
+        own[0] += float(np.sum(nll, dtype=np.float64))
+        own[1] += len(nll)
+    return {
+        "document_index": list(sums),
+        "document_nll": [total for total, _ in sums.values()],
+        "document_tokens": [int(count) for _, count in sums.values()],
+    }
+
+
+def mean_of(nll: np.ndarray, windows: list[Window]) -> dict[str, Any]:
     """Sum in float64, divide once, and count what was summed."""
     documents = len({window.document for window in windows})
     return {

@@ -51,6 +51,7 @@ class Scorer:
         batch_tokens: places of a batch, about.
         sampler: what gives positions; one after another unless told otherwise.
         seed: of the sampler's draws, each a function of a window's tokens.
+        positions: of a window's places, instead.
     """
 
     def __init__(
@@ -60,12 +61,15 @@ class Scorer:
         batch_tokens: int = BATCH_TOKENS,
         sampler: Sampler | None = None,
         seed: int = 0,
+        positions: np.ndarray | None = None,
     ):
         merge, self._parameters = split(model)
         self.length = length
         self.rows = max(1, batch_tokens // length)
         self._placer, self._seed = Placer(model.encoding, sampler), seed
-        model.check_positions(np.arange(self._placer.sampler.extent(length, training=False)))
+        self._positions = positions
+        ends = self._placer.sampler.extent(length, training=False)
+        model.check_positions(np.arange(ends) if positions is None else positions)
 
         @jax.jit
         def nll(parameters, tokens, positions, segments, streams):
@@ -86,6 +90,8 @@ class Scorer:
         positions, streams = self._placer.place(
             tokens, segments, rows, (self._seed,), training=False
         )
+        if self._positions is not None:
+            positions = np.where(segments != 0, self._positions, 0).astype(positions.dtype)
         places = jax.tree.map(jnp.asarray, (tokens, positions, segments, streams))
         nll = np.asarray(self.nll(self._parameters, *places))
         return [nll[row, : len(window) - 1] for row, window in enumerate(windows)]
@@ -200,7 +206,7 @@ def _score_rest(
     with Appended(kept.partial, int(kept.ends[have - 1]) * 4 if have else 0) as file:
         while scorer is not None and have < len(kept.windows):
             some = kept.windows[have : have + scorer.rows]
-            nll = scorer.score([w.tokens(documents[w.document], bos) for w in some])
+            nll = scorer.score([window.tokens(documents, bos) for window in some])
             rows = zip(some, nll, strict=True)
             scores = np.concatenate([row[window.first - 1 :] for window, row in rows])
             file.append(scores.astype(np.float32).tobytes())

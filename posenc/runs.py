@@ -364,13 +364,37 @@ class Run:
         What a process did after the checkpoint that the next one went on from does not count. None
         of runs that are older than the record.
         """
-        try:
-            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-            rows = [json.loads(line) for line in lines]
-        except (OSError, ValueError):
-            return None
+        rows = self._metrics()
         taken = [row["seconds"] for row in rows if "seconds" in row and row["step"] <= step]
         return taken[-1] if taken else None
+
+    def last_validations(
+        self, step: int, seed: int | None = None, count: int = 5
+    ) -> dict[str, list[float | None]]:
+        """Give the losses of the last validations up to a step, the last one last, by length.
+
+        Args:
+            step: of the checkpoint.
+            seed: which, of a run that trained several at once.
+            count: how many validations, at most.
+        """
+        several = self.config.seeds > 1
+        found: dict[str, list[float | None]] = {}
+        for row in self._metrics():
+            if row["step"] > step or (several and row.get("seed") != seed):
+                continue
+            for name, loss in row.items():
+                if name.startswith("valid_nll_"):
+                    found.setdefault(name.removeprefix("valid_nll_"), []).append(loss)
+        return {length: losses[-count:] for length, losses in found.items()}
+
+    def _metrics(self) -> list[dict[str, Any]]:
+        """Give the lines of ``metrics.jsonl``; none where it cannot be read."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+            return [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return []
 
     @property
     def hash(self) -> str:

@@ -156,7 +156,7 @@ def test_non_overlapping_and_per_position_equal_a_naive_loop(runs, bos, tmp_path
             # The last token of a window begins the next one, unscored; after a BOS all are scored.
             step = len(window) - 1
             rest = rest[step:] if bos == "prepend" or len(rest) > len(window) else []
-    row = next(r for r in rows if r["protocol"] == "non_overlapping")
+    row = next(r for r in rows if (r["protocol"], r["length"]) == ("non_overlapping", length))
     assert row["tokens"] == len(scored)
     assert row["nll"] == pytest.approx(np.mean(scored), abs=2e-5)
     buckets = [r for r in rows if r["protocol"] == "per_position"]
@@ -476,7 +476,7 @@ def test_a_rescaled_rotation_is_scored_at_every_length_and_refused_where_nothing
     alibi = next(r for r in runs if "alibi" in r.name)
     rows = evaluate([rope], (8, 32), tmp_path, extend=("yarn(factor=4.0)",))
     by = {(r["extend"], r["length"]): r["nll"] for r in rows if r["protocol"] == NllByContext.name}
-    assert set(by) == {(e, n) for e in (None, "yarn(factor=4)") for n in (8, 32)}
+    assert set(by) == {(e, n) for e in (None, "yarn(factor=4)") for n in (8, 16, 32)}
     # What it scores is the model that a spec with this scaling makes of the same weights.
     model = load_model(open_run(rope))
     scaled = extended_model(model, parse_part("yarn(factor=4)"), 32)
