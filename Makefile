@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
-.PHONY: help setup demo docs study-weight-sharing test test-fast test-all lint clean
+.PHONY: help setup demo docs study-weight-sharing test test-fast test-all test-slurm lint clean
 
 help:
 	@echo "make demo       train five encodings on embedded text, draw how each extrapolates (10 min)"
 	@echo "make test       the test suite (15 min on 2 cores)"
 	@echo "make test-fast  a quick subset"
 	@echo "make test-all   the suite, its large grids and the live peers; a skip fails"
+	@echo "make test-slurm  sweeps on a Slurm of this machine, started for them (Debian: docs/training.md)"
 	@echo "make lint       lint, format and type checks"
 	@echo "make docs       the demo, and what the documents show of it"
 	@echo "make study-weight-sharing   models whose positions share no weights, compared (25 min)"
@@ -57,13 +58,18 @@ study-weight-sharing: setup
 	$(BIN)/python -m studies.documents studies/weight_sharing/README.md
 
 test: setup
-	$(PYTEST) -m 'not slow and not peers'
+	$(PYTEST) -m 'not slow and not peers and not slurm'
 
 test-fast: setup
 	$(PYTEST) -m 'fast and not slow and not peers'
 
 test-all: $(VENV)/.peers
 	$(PYTEST) --fail-on-skip
+
+# Slurm's programs are not of Python, and are not installed here: what is missing is said.
+test-slurm: setup
+	@$(BIN)/python tests/one_node_slurm.py true
+	$(BIN)/python -m pytest -m slurm tests/test_slurm.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -54,7 +54,7 @@ def run(arguments: RunSweep) -> None:
 def status(arguments: Status) -> None:
     """Print a line for each cell, and how many there are of each state."""
     sweep = read_sweep(arguments.config)
-    waits = queued(sweep)
+    waits = queued()
     cells = known(sweep)
     states = [state(sweep, cell, waits) for cell in cells]
     width = max(len(cell.name) for cell in cells)

@@ -104,7 +104,9 @@ class Child:
 
     def stop(self) -> None:
         """Let it save, and wait until it has ended; for handlers of signals, too."""
-        self.signal(signal.SIGTERM)
+        # A scheduler that ends a job sends SIGTERM to each of its processes: were this one the
+        # second, it would end the cell before it has saved.
+        self.signal(signal.SIGINT)
         # Not Popen.wait, whose lock the code that a handler interrupts may hold.
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
+import functools
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from posenc.checkpoints import write_json
-from posenc.errors import UserError
+from posenc.errors import UserError, make_folder
 from studies.cells import (
     LOOK,
     STOPPED,
@@ -34,7 +35,8 @@ from studies.tuning import all_finished, choices, known, runs_of, write_tuning
 
 # A job that comes to the end of its time is queued again so many times: practically always.
 TIMEOUTS = 1000
-WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RUNNING", "SUSPENDED"}
+# Seconds of a job's time that are left for it to save, and no more than half of its time.
+TO_SAVE = 120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Resources:
             "cpus_per_task": self.cpus,
             "mem_gb": self.memory_gb,
             "slurm_array_parallelism": self.parallel,
-            "slurm_signal_delay_s": 120,  # time to save
+            "slurm_signal_delay_s": min(TO_SAVE, 30 * self.minutes),
             "slurm_additional_parameters": dict(o.split("=", 1) for o in self.slurm) or None,
         }
         return {name: value for name, value in given.items() if value is not None}
@@ -188,8 +190,9 @@ class CellJob:
 
         sweep = read_sweep(self.path)
         (cell,) = (cell for cell in known(sweep) if cell.name == self.name)
+        job = submitit.JobEnvironment()
         try:
-            code = attempt(sweep, cell, self._note, job=submitit.JobEnvironment().job_id)
+            code = attempt(sweep, cell, self._note, job.job_id if job.cluster == "slurm" else None)
         except Busy:
             print(f"{self.name}: another process trains it; nothing to do")
             return 0
@@ -233,17 +236,30 @@ def _executor(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources:
     return executor
 
 
-def queued(sweep: Sweep) -> Callable[[str], bool]:
-    """Give what says whether a job of Slurm waits or runs; none does where there is no Slurm."""
+def queued() -> Callable[[str], bool]:
+    """Give what says whether a job of Slurm waits or runs; none does where there is no Slurm.
 
-    def waits(job: str) -> bool:
-        from submitit import SlurmJob
+    squeue is asked once, when there is a job to ask about. It knows of a job at once and on every
+    cluster, where sacct needs accounts to be kept and is late.
 
-        # Slurm may say more after the word, as in "CANCELLED by 1000".
-        return not WAITING.isdisjoint(SlurmJob(sweep.out / "jobs", job).state.split())
+    Raises:
+        UserError: (what is given) squeue does not answer.
+    """
 
-    there = shutil.which("sacct") is not None and importlib.util.find_spec("submitit") is not None
-    return waits if there else lambda job: False
+    @functools.cache
+    def jobs() -> frozenset[str]:
+        words = ["squeue", "--me", "--noheader", "--array", "--format=%i"]
+        asked = subprocess.run(words, capture_output=True, text=True)
+        if asked.returncode:
+            raise UserError(f"squeue cannot say which jobs wait: {_last_line(asked.stderr)}")
+        return frozenset(asked.stdout.split())
+
+    there = shutil.which("squeue") is not None
+    return lambda job: there and job in jobs()
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it did not say why"])[-1]
 
 
 def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Resources) -> None:
@@ -255,7 +271,7 @@ def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Re
         UserError: submitit or Slurm is missing, or refuses an option.
         SystemExit: a signal came, or a cell failed (with 1).
     """
-    executor, waits = _executor(kind, sweep, resources), queued(sweep)
+    executor, waits = _executor(kind, sweep, resources), queued()
     every = known(sweep)
 
     def left_of(cells: list[Cell]) -> list[Cell]:
@@ -265,8 +281,9 @@ def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Re
     left = left_of(every)
     path = sweep.path.resolve()
     if kind == "slurm":
-        jobs = _submitted(executor, sweep, left, path) if left else []
+        jobs = _submitted(executor, left, path) if left else []
         for cell, job in zip(left, jobs, strict=True):
+            _record_job(sweep, cell, job.job_id)
             print(f"{cell.name}: job {job.job_id}")
         print(
             f"{sweep.name}: {len(jobs)} jobs submitted, {len(every) - len(left)} cells "
@@ -283,7 +300,7 @@ def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Re
         waiting = list(left)
         while (waiting and signals.number is None) or running:
             while signals.number is None and waiting and len(running) < (resources.parallel or 1):
-                running += _submitted(executor, sweep, [waiting.pop(0)], path)
+                running += _submitted(executor, [waiting.pop(0)], path)
             if signals.number == signal.SIGTERM and not told:  # Ctrl-C reaches jobs by itself
                 told = True
                 for cell in left:
@@ -302,13 +319,21 @@ def submit(kind: Literal["slurm", "submitit-local"], sweep: Sweep, resources: Re
         _check(_score(sweep))
 
 
-def _submitted(executor: Any, sweep: Sweep, cells: list[Cell], path: Path) -> list[Any]:
-    jobs = executor.submit_array([CellJob(path, cell.name) for cell in cells])
-    for cell, job in zip(cells, jobs, strict=True):
-        kept = cell_file(sweep, cell.name, "json")
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, {"job": str(job.job_id), "code": None, "reason": ""})
-    return jobs
+def _submitted(executor: Any, cells: list[Cell], path: Path) -> list[Any]:
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    try:
+        return executor.submit_array([CellJob(path, cell.name) for cell in cells])
+    except (FailedJobError, FailedSubmissionError) as error:
+        raise UserError(f"no job is submitted: {_last_line(str(error))}") from None
+
+
+def _record_job(sweep: Sweep, cell: Cell, job: str) -> None:
+    if last_attempt(sweep, cell.name).get("job") == job:
+        return  # it has begun, and says more itself
+    kept = cell_file(sweep, cell.name, "json")
+    make_folder(kept.parent)
+    write_json(kept, {"job": job, "code": None, "reason": ""})
 
 
 def _tell(sweep: Sweep, cell: Cell) -> None:

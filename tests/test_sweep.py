@@ -383,6 +383,38 @@ def test_a_cell_without_its_parent_saves_and_stops(tmp_path):
     assert (tmp_path / "said").read_text() == "SIGINT"
 
 
+@pytest.mark.fast
+def test_a_cell_that_a_scheduler_has_told_before_us_saves_all_the_same(tmp_path):
+    (tmp_path / "cell.py").write_text(
+        "import signal, time\n"
+        "told = []\n"
+        "def note(number, frame):  # as train.py does: a second one would end it at once\n"
+        "    told.append(number)\n"
+        "    signal.signal(number, signal.SIG_DFL)\n"
+        "    print('told', flush=True)\n"
+        "for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "    signal.signal(number, note)\n"
+        "print('ready', flush=True)\n"
+        "while len(told) < 2:\n"
+        "    time.sleep(0.01)\n"
+        "print('saved')\n"
+    )
+    child = cells.Child([str(tmp_path / "cell.py")], tmp_path / "log", [])
+
+    def said(word):
+        until = time.monotonic() + 30
+        while word not in child.printed() and time.monotonic() < until:
+            time.sleep(0.01)
+        return word in child.printed()
+
+    assert said("ready")
+    child.signal(signal.SIGTERM)
+    assert said("told")
+    child.stop()
+    assert child.process.wait() == 0
+    assert child.printed().split() == ["ready", "told", "told", "saved"]
+
+
 # --- Slurm, as far as its commands go -------------------------------------------------------------
 
 
@@ -391,7 +423,7 @@ def test_slurm_is_given_an_array_of_cells_once(tmp_path, monkeypatch, capsys):
     programs = {
         "sbatch": 'cp "$1" "$0.$(ls "$(dirname "$0")" | wc -l)"; echo Submitted batch job 77',
         "srun": "exit 1",
-        "sacct": "echo 'JobID|State|NodeList'; for i in 0 1 2 3; do echo \"77_$i|PENDING|\"; done",
+        "squeue": "for i in 0 1 2 3; do echo 77_$i; done",
     }
     # Where submitit sets up logging, it closes the handlers that pytest has.
     monkeypatch.setenv("SUBMITIT_LOG_LEVEL", "NOCONFIG")
@@ -399,8 +431,9 @@ def test_slurm_is_given_an_array_of_cells_once(tmp_path, monkeypatch, capsys):
     for name, text in programs.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / "bin" / name).chmod(0o755)
-    sweep, path = swept(tmp_path), os.environ["PATH"]
-    monkeypatch.setenv("PATH", str(tmp_path))
+    sweep = swept(tmp_path)
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
     with pytest.raises(UserError, match="there is no sbatch here"):
         submit("slurm", sweep, Resources())
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{path}")
@@ -418,6 +451,20 @@ def test_slurm_is_given_an_array_of_cells_once(tmp_path, monkeypatch, capsys):
     submit("slurm", sweep, asked)
     assert "0 jobs submitted, 4 cells finished or under way" in capsys.readouterr().out
     assert len(list((tmp_path / "bin").glob("sbatch.*"))) == 1
+    # Where Slurm does not say what waits, nothing is submitted on a guess.
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text("#!/bin/sh\necho 'slurm_load_jobs error: no answer' >&2; exit 1\n")
+    with pytest.raises(UserError, match="which jobs wait: slurm_load_jobs error: no answer"):
+        submit("slurm", sweep, asked)
+    # Nor where sbatch refuses; of jobs that have ended, the cells are left.
+    squeue.write_text("#!/bin/sh\n")
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid account' >&2; exit 1\n")
+    with pytest.raises(UserError, match="no job is submitted: sbatch: error: invalid account"):
+        submit("slurm", sweep, asked)
+    # Of a job of a minute or two, half is left for saving.
+    asked = [Resources(minutes=minutes).parameters() for minutes in (1, 3, 4, 90)]
+    assert [each["slurm_signal_delay_s"] for each in asked] == [30, 90, 120, 120]
     with pytest.raises(UserError, match="--slurm account: write KEY=VALUE"):
         Resources(slurm=("account",))
     with pytest.raises(UserError, match="--minutes is 0"):
