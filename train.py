@@ -24,6 +24,7 @@ import numpy as np
 import tyro
 
 from posenc import data as datasets
+from posenc.boards import check_wandb
 from posenc.checkpoints import abstract, write_json
 from posenc.cli import parse
 from posenc.compilation import keep_compiled
@@ -31,7 +32,6 @@ from posenc.continuing import carry_over, check_child, parent_of
 from posenc.devices import check_batch_size
 from posenc.encodings import EncodingError, make_sampler
 from posenc.errors import UserError, one_line_errors
-from posenc.metrics import Metrics
 from posenc.optimizer import OptimizerConfig
 from posenc.placing import Placer
 from posenc.processes import any_of, is_first, join
@@ -148,6 +148,8 @@ class Arguments:
     """With --init-from: whether the optimiser's moments are carried over too."""
     profile: int = 0
     """Steps to trace with JAX's profiler, after the first ten, into RUN/profile."""
+    wandb: str | None = None
+    """A project of Weights & Biases that shows the metrics too; WANDB_MODE=offline keeps them."""
     checkpoint: int | None = None
     """Resume from this step instead of the last checkpoint; later ones are removed."""
     out: Path = Path("runs")
@@ -301,6 +303,7 @@ def train(
     resume: int | None,
     fsdp: int,
     profile: int,
+    wandb: str | None,
 ) -> None:
     """Train one run to its end: one seed, or several at once.
 
@@ -311,6 +314,7 @@ def train(
         resume: the step to go on from, if not the last that was saved.
         fsdp: devices that share a copy of the parameters.
         profile: steps to trace.
+        wandb: a project of Weights & Biases, if it shows the metrics too.
 
     Raises:
         SystemExit: a signal came; what was reached is saved.
@@ -343,7 +347,7 @@ def train(
     run.record_start(models, first or None, cost)
     if is_first():
         run.record_distances(batches)
-    metrics = Metrics(run.folder, after=first) if is_first() else None
+    metrics = run.metrics(first, wandb) if is_first() else None
 
     tokens_a_step = config.batch_size * config.train_length
     tokens_at_once = tokens_a_step * config.seeds
@@ -414,7 +418,7 @@ def train(
                 name: float(value[index]) if isinstance(value, np.ndarray) else value
                 for name, value in numbers.items()
             }
-            metrics.write(done, **({"seed": member.seed} if several else {}), **own)
+            metrics.write(done, seed=member.seed if several else None, **own)
 
     def mean(values: np.ndarray) -> float:
         return float(np.mean([values[index] for index in going]))
@@ -526,6 +530,7 @@ def main(arguments: Arguments) -> list[Path]:
         end = make_sampler(config.positions).extent(config.train_length, training=True)
         model.check_positions(np.arange(end))
     always = kept_steps(arguments.keep_at, arguments.steps)
+    check_wandb(arguments.wandb)
     check_batch_size(arguments.batch_size, arguments.fsdp, arguments.seeds, arguments.accumulate)
     if arguments.steps <= arguments.warmup_steps:
         print(
@@ -590,6 +595,7 @@ def main(arguments: Arguments) -> list[Path]:
                     arguments.checkpoint,
                     arguments.fsdp,
                     arguments.profile,
+                    arguments.wandb,
                 )
         except FloatingPointError as error:
             failures.append(str(error))

@@ -21,9 +21,11 @@ import numpy as np
 from flax import nnx
 
 from posenc import data as datasets
+from posenc.boards import WeightsAndBiases, tensorboard
 from posenc.checkpoints import Checkpoints, abstract, write_json
 from posenc.encodings.registry import canonical_part, canonical_spec, make_sampler, parse_part
 from posenc.errors import UserError, make_folder
+from posenc.metrics import Metrics
 from posenc.optimizer import OptimizerConfig
 from posenc.processes import is_first, wait
 from posenc.sharing import canonical_sharing
@@ -463,6 +465,22 @@ class Run:
         some = (batches[0][int(step)] for step in steps)
         found = datasets.attended_distances(some, self.config.train_length)
         write_json(self.folder / "distances.json", found)
+
+    def metrics(self, after: int, wandb: str | None = None) -> Metrics:
+        """Open ``metrics.jsonl`` and the boards, once the start is recorded.
+
+        Args:
+            after: the step that the run goes on from.
+            wandb: a project of Weights & Biases, if they are shown there.
+        """
+        boards = tensorboard(self.folder, after)
+        if wandb is not None:
+            began = json.loads((self.folder / "provenance.json").read_text())["starts"][0]["time"]
+            shown = {**dataclasses.asdict(self.config), "data": self.data, "hash": self.hash}
+            # Neither a moved folder nor another host makes it another run; training it anew does.
+            identity = [self.hash, self.name, began]
+            boards.append(WeightsAndBiases(wandb, self.folder, shown, identity))
+        return Metrics(self.folder, after, boards)
 
     def check_constants(self, model: Transformer, index: int = 0) -> None:
         """Raise ``UserError`` where what a model has drawn is not what the run has trained with.

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from tensorboardX import SummaryWriter
 
 from posenc import checkpoints
+from posenc.boards import tensorboard
 from posenc.checkpoints import Checkpoints
 from posenc.files import Appended
 from posenc.metrics import Metrics
@@ -345,8 +346,8 @@ def test_a_piece_is_whole_or_not_there(tmp_path_factory, pieces, kept):
 @pytest.mark.parametrize("after", [0, 7])
 def test_events_are_those_of_tensorboardx(tmp_path, monkeypatch, after):
     monkeypatch.setattr(time, "time", lambda: 1.7e9)
-    rows = [{"loss": 2.5, "seed": 3, "valid_nll_32": None}, {"encoding.slopes.mean": -1e-3}]
-    metrics = Metrics(tmp_path, after)
+    rows = [{"loss": 2.5, "valid_nll_32": None}, {"encoding.slopes.mean": -1e-3}]
+    metrics = Metrics(tmp_path, after, tensorboard(tmp_path, after))
     for step, row in enumerate(rows, start=after + 1):
         metrics.write(step, **row)
     metrics.close()
