@@ -43,7 +43,8 @@ docs: demo
 	cp demo/report/rows.jsonl demo/report/table.md demo/report/figure.png docs/demo/
 	$(BIN)/python train.py --encoding rope --sharing none --train-length 32 --steps 200 --out demo/unshared
 	test -e demo/gpt2-random || $(BIN)/python -c "import posenc; posenc.save_gpt2(posenc.Transformer(posenc.preset('gpt2-small'), 'wpe', 1024), 'demo/gpt2-random')"
-	$(BIN)/python -m studies.documents README.md docs/weight-sharing.md docs/encodings.md
+	$(BIN)/python -m studies.documents README.md docs/weight-sharing.md docs/encodings.md \
+	  docs/evaluation.md
 	mkdir -p docs/weight-sharing
 	set -e; for kind in json png; do \
 	  cp demo/audit/gradients-rope-T64-seed0.$$kind docs/weight-sharing/gradients.$$kind; done

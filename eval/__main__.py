@@ -1,4 +1,4 @@
-"""``python -m eval score RUN ... --lengths N ...``, ``report ROWS ...`` and ``audit``."""
+"""``python -m eval score RUN ... --lengths N ...``, ``report``, ``audit`` and ``coverage``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from eval.auditing import Audit, audit
+from eval.coverage import Coverage, coverage
 from eval.evaluate import evaluate
 from eval.protocols import Bos
 from eval.report import write_report
@@ -108,7 +109,7 @@ def _write(rows: list[dict], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one subcommand."""
-    commands = {"score": Score, "report": Report, "audit": Audit}
+    commands = {"score": Score, "report": Report, "audit": Audit, "coverage": Coverage}
     chosen = parse_subcommand(commands, "python -m eval", arguments)
     with one_line_errors():
         if isinstance(chosen, Audit):
@@ -116,6 +117,8 @@ def main(arguments: list[str] | None = None) -> None:
             audit(chosen)
         elif isinstance(chosen, Score):
             score(chosen)
+        elif isinstance(chosen, Coverage):
+            coverage(chosen)
         else:
             report(chosen)
 
