@@ -169,7 +169,6 @@ def _certificate(run: Run, step: int, settings: Settings, seed: int) -> Row:
         "longest_length": max(settings.lengths),
         "block_spacing": settings.spacing,
         "blocks_per_document": settings.blocks,
-        "last_validations": run.last_validations(step, seed),
         "tokens_per_document": settings.tokens_per_document,
     }
 
@@ -481,6 +480,9 @@ def score_run(
             by_position = job.length == longest[job.policy]
             rows += _scored_rows(one, scores, text, slices, settings, by_position=by_position)
     _refer(rows, run.config.train_length)
+    for row in rows:
+        if row["protocol"] == NllByContext.name:
+            row["last_validations"] = run.last_validations(step, member.seed)
     return [{**certificate, **row} for row in rows]
 
 
