@@ -49,6 +49,9 @@ class Score:
     mask: Path | None = None
     """A .npy file of booleans, one for each token of the test documents, that says which need long
     context, by a model that is not among the compared ones."""
+    probe: int = 0
+    """Windows of each length in which to read out how a model attends: mass by distance, entropy,
+    scale of logits, learned encoding parameters; arrays go into REPORT/mechanism."""
     targets: int | None = None
     """Tokens of a block; an eighth of the training length unless given, and at most."""
     blocks: int = 16

@@ -16,6 +16,13 @@ import numpy as np
 from flax import nnx
 
 from eval.controls import CONTROLS
+from eval.mechanism import (
+    LONGEST,
+    learned_over_training,
+    read_out,
+    some_windows,
+    write_read_outs,
+)
 from eval.protocols import (
     VERY_FEW_DOCUMENTS,
     Bos,
@@ -415,6 +422,7 @@ def score_run(
     dtype: DType,
     batch_tokens: int,
     allow_plugins: bool,
+    probe: int = 0,
 ) -> list[Row]:
     """Score a seed of a run at every length, as it is and by every policy that it needs."""
     model = load_model(run, step, seed=member.seed, dtype=dtype, allow_plugins=allow_plugins)
@@ -480,10 +488,37 @@ def score_run(
             by_position = job.length == longest[job.policy]
             rows += _scored_rows(one, scores, text, slices, settings, by_position=by_position)
     _refer(rows, run.config.train_length)
+    if probe:
+        _probe(model, run, text, settings, [one.job for one in scored], store, member, probe)
     for row in rows:
         if row["protocol"] == NllByContext.name:
             row["last_validations"] = run.last_validations(step, member.seed)
     return [{**certificate, **row} for row in rows]
+
+
+def _probe(
+    model: Transformer,
+    run: Run,
+    text: TestText,
+    settings: Settings,
+    jobs: list[Job],
+    store: Path,
+    member: Member,
+    count: int,
+) -> None:
+    """Read out how a seed of a run attends at every length, and write it beside the rows."""
+    sampler, found = make_sampler(run.config.positions), {}
+    lengths = sorted({job.length for job in jobs if job.policy is None})
+    for length in lengths:
+        if length > LONGEST:
+            print(f"{run.name}: --probe leaves out length {length}: it reads up to {LONGEST}")
+            continue
+        windows = some_windows(text.documents, text.bos, length, settings, count)
+        found[length] = read_out(model, windows, settings.targets, sampler, member.data)
+    several = run.config.seeds > 1
+    learned = learned_over_training(run.folder, member.seed if several else None)
+    name = f"{run.name}-seed{member.seed}" if several else run.name
+    write_read_outs(store.parent, name, found, learned)
 
 
 def _drawn(sampler: Sampler, length: int) -> bool:
@@ -512,6 +547,7 @@ def evaluate(
     dtype: DType | None = None,
     matmul_precision: str | None = None,
     tuning: Path | None = None,
+    probe: int = 0,
     allow_plugins: bool = False,
 ) -> list[Row]:
     """Score runs on identical targets and give their rows.
@@ -536,6 +572,8 @@ def evaluate(
         matmul_precision: of matrix products, JAX's name for it; ``highest`` in float32 and the
             device's own in bfloat16 unless told otherwise.
         tuning: a sweep's file that says which runs have tuned settings.
+        probe: windows of each length in which to read out how models attend; arrays are written
+            into the folder ``mechanism`` beside the store.
         allow_plugins: whether code that a run's config names may be imported.
 
     Raises:
@@ -620,6 +658,7 @@ def evaluate(
                         dtype=own_dtype,
                         batch_tokens=batch_tokens,
                         allow_plugins=allow_plugins,
+                        probe=probe,
                     )
                 for own in settings_of.get(run.name, [SHARED]):
                     rows += [{**row, **own} for row in found]

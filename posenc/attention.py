@@ -7,9 +7,12 @@ and knows nothing of positions; who may see whom is decided by slots and segment
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import einops
@@ -96,6 +99,21 @@ def poisoned_rows(
             ordered, segments
         )
     return (jnp.take_along_axis(counts, last, axis=-1) > before) & (segments != 0)
+
+
+# Is shown every attention of a forward pass, before it is computed: encoding, queries, keys, carry.
+Watcher = Callable[[PositionalEncoding, Side, Side, Any], None]
+_WATCHER: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+
+
+@contextlib.contextmanager
+def watched(watcher: Watcher) -> Iterator[None]:
+    """Within this context, show a watcher every attention, layer by layer, as it is traced."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
 
 
 def attend_rows(
@@ -435,6 +453,8 @@ class Attention(nnx.Module):
         queries = dataclasses.replace(queries, rotated=encoding.rotate_queries(queries))
         keys = dataclasses.replace(keys, x=k, features=features)
         keys = dataclasses.replace(keys, rotated=encoding.rotate_keys(keys))
+        if (watcher := _WATCHER.get()) is not None:
+            watcher(encoding, queries, keys, carry)
         if dense:
             mixed, carry = attend_dense(encoding, queries, keys, v, carry, causal=causal)
         else:
