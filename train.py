@@ -120,6 +120,8 @@ class Arguments:
     dtype: Literal["float32", "bfloat16"] | None = None
     remat: Literal["none", "dots", "full"] | None = None
     """What blocks compute again in the backward pass: nothing, all but matrix products, or all."""
+    scan: bool = False
+    """Run the repeats of the pattern of layers in one loop, which is compiled once."""
     matmul_precision: Literal["default", "high", "highest"] | None = None
     """Of matrix products; the device's own unless given (on some, less than float32)."""
     fsdp: int = 1
@@ -169,7 +171,7 @@ def configs_of(arguments: Arguments) -> list[RunConfig]:
         fixed = [
             field.name
             for field in dataclasses.fields(shape)
-            if field.name not in ("dropout", "dtype", "remat")
+            if field.name not in ("dropout", "dtype", "remat", "scan")
             and getattr(arguments, field.name, None) not in (None, getattr(shape, field.name))
         ]
         if arguments.model not in (Arguments.model, model):
@@ -257,6 +259,16 @@ def kept_steps(keep_at: Sequence[str], steps: int) -> frozenset[int]:
             )
         chosen.add(round(step))
     return frozenset(step for step in chosen if step <= steps)
+
+
+def scanned(model: Transformer) -> str:
+    """Say which layers ``--scan`` runs in a loop."""
+    repeats, layers = model.repeats(), model.config.layers
+    if repeats is None:
+        return f"no two of the {layers} layer(s) in a row are alike: --scan changes nothing"
+    rest = layers - repeats.period * repeats.count
+    pattern = f"{repeats.count} repeats of {repeats.period} layer(s)"
+    return f"scan over {pattern}" + (f", the other {rest} unrolled" if rest else "")
 
 
 class Stop:
@@ -529,6 +541,8 @@ def main(arguments: Arguments) -> list[Path]:
         # Training feeds every position of a window: one that the encoding lacks is refused here.
         end = make_sampler(config.positions).extent(config.train_length, training=True)
         model.check_positions(np.arange(end))
+        if config.model.scan:
+            print(f"{config.encoding}: {scanned(model)}")
     always = kept_steps(arguments.keep_at, arguments.steps)
     check_wandb(arguments.wandb)
     check_batch_size(arguments.batch_size, arguments.fsdp, arguments.seeds, arguments.accumulate)

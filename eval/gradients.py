@@ -10,6 +10,7 @@ Let T denote the tokens of a sequence, I and O the widths of a matrix.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -49,6 +50,8 @@ class Tapped(nnx.Module):
 def tapped(model: Transformer, tokens: int) -> Transformer:
     """Give a copy of a model whose blocks' linear layers are tapped, for one sequence."""
     copy = nnx.clone(model)
+    # What a layer keeps can be written by the plain pass alone.
+    copy.config = dataclasses.replace(model.config, remat="none", scan=False)
     for block in copy.blocks:
         for owner in (block.attention, block.mlp):
             for name, part in list(vars(owner).items()):

@@ -236,7 +236,7 @@ _SINCE: dict[str, dict[str, Any]] = {
         "parent": None,
         **{"init_seed": None, "data_seed": None, "encoding_seed": None, "separator_id": None},
     },
-    "model": {"sharing": "all", "remat": "none"},
+    "model": {"sharing": "all", "remat": "none", "scan": False},
     "optimizer": {
         **{"schedule": "cosine", "decay_share": 0.2, "z_loss": 0.0},
         **{"encoding_rate": 1.0, "encoding_decay": None},

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -17,10 +18,11 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from posenc.attention import Attention, LayerCache, poisoned_rows, write_slots
-from posenc.encodings.base import Dimensions, PositionOutOfRange, Side
+from posenc.encodings.base import Dimensions, PositionalEncoding, PositionOutOfRange, Side
 from posenc.encodings.registry import build, nearest
 from posenc.encodings.sampling import LAYER_POSITIONS
 from posenc.errors import UserError
+from posenc.repeats import Repeats, find_repeats, scan_repeats
 from posenc.sharing import Apply, Unshared, copies_of, shared, unshare
 
 Tensor = Array | np.ndarray
@@ -55,6 +57,8 @@ class TransformerConfig:
             ones do, ``groups(copies=8)``; see ``posenc.sharing``.
         remat: what a block computes again in the backward pass instead of keeping it: ``none``,
             all but its matrix products (``dots``), or all (``full``).
+        scan: whether a forward pass without a cache runs the repeats of the pattern of layers in
+            one loop, compiled once; see ``posenc.repeats``.
     """
 
     vocab_size: int = 257
@@ -74,6 +78,7 @@ class TransformerConfig:
     dtype: DType = "float32"
     sharing: str = "all"
     remat: Literal["none", "dots", "full"] = "none"
+    scan: bool = False
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "layers", "width", "heads"):
@@ -445,16 +450,18 @@ class Transformer(nnx.Module):
             apply = Unshared.at(own, self.copies, self.context_length)
         x = self.encoding.embed(self.embedding(tokens), positions, queries.streams)
         x = dropped(x, self.config.dropout, key)
-        layers = []
-        for depth, block in enumerate(self.blocks):
 
-            def layer(x, queries, keys, key, depth=depth, block=block):
+        def run(x, depth, modules, queries, keys, cache=None, *, looped=False):
+            """Pass the stream through one layer, whose number may be traced."""
+            block, encoding = modules
+
+            def layer(x, queries, keys, key):
                 return block(
                     x,
-                    self.encoding.at(depth),
+                    encoding,
                     queries,
                     keys,
-                    None if cache is None else cache.layers[depth],
+                    cache,
                     start,
                     causal=causal,
                     dense=dense,
@@ -463,9 +470,22 @@ class Transformer(nnx.Module):
                 )
 
             if self.config.remat != "none" and cache is None:
-                layer = jax.checkpoint(layer, policy=_KEPT[self.config.remat])
-            key_of = None if key is None else jax.random.fold_in(key, depth)
-            x, after = layer(x, self._at(queries, depth), self._at(keys, depth), key_of)
+                # Inside a scan nothing can be shared with the forward pass by accident.
+                policy = _KEPT[self.config.remat]
+                layer = jax.checkpoint(layer, policy=policy, prevent_cse=not looped)
+            own = None if key is None else jax.random.fold_in(key, depth)
+            return layer(x, queries, keys, own)
+
+        repeats = self.repeats() if self.config.scan and cache is None else None
+        layers = []
+        for depth in range(self.config.layers):
+            if repeats is not None and depth in repeats:
+                if depth == repeats.first:
+                    x = self._scan(x, run, repeats, queries)
+                continue
+            modules, kept = self._modules(depth), None if cache is None else cache.layers[depth]
+            asking, asked = (self._at(side, depth, modules[1], [depth]) for side in (queries, keys))
+            x, after = run(x, depth, modules, asking, asked, kept)
             layers.append(after)
         x = self.final_norm(x)
 
@@ -559,13 +579,46 @@ class Transformer(nnx.Module):
         prepared = self.encoding.prepare(positions, streams)
         return Side(None, None, positions, streams, slots, segments, prepared=prepared)
 
-    def _at(self, side: Side, depth: int) -> Side:
-        """Give a side as one layer sees it."""
-        if LAYER_POSITIONS not in side.streams:
-            prepared = self.encoding.prepared_at(side.prepared, depth)
-            return dataclasses.replace(side, prepared=prepared)
-        positions = side.streams[LAYER_POSITIONS][..., depth]
-        prepared = self.encoding.prepare_at(positions, side.streams, depth)
+    def _modules(self, depth: int) -> tuple[nnx.Module, PositionalEncoding]:
+        """Give the block and the encoding of one layer."""
+        return self.blocks[depth], self.encoding.at(depth)
+
+    def repeats(self) -> Repeats | None:
+        """Say which layers ``config.scan`` runs in a loop; None where none in a row are alike."""
+        return find_repeats([self._modules(depth) for depth in range(self.config.layers)])
+
+    def _scan(self, x: Array, run: Any, repeats: Repeats, side: Side) -> Array:
+        """Pass the stream through all repeats of the pattern of layers."""
+
+        def one(x: Array, number: Array, layers: list[Any]) -> Array:
+            for offset, modules in enumerate(layers):
+                alike = repeats.layers(offset)
+                depth = alike.start + number * alike.step
+                own = self._at(side, depth, modules[1], alike)
+                x, _ = run(x, depth, modules, own, own, looped=True)
+            return x
+
+        places = [repeats.layers(offset) for offset in range(repeats.period)]
+        every = [[self._modules(depth) for depth in layers] for layers in zip(*places, strict=True)]
+        return scan_repeats(one, x, every)
+
+    def _at(
+        self, side: Side, depth: int | Array, encoding: PositionalEncoding, alike: Sequence[int]
+    ) -> Side:
+        """Give a side as one layer sees it.
+
+        Args:
+            side: as all layers see it.
+            depth: the layer's number, traced where it is one of several.
+            encoding: the layer's.
+            alike: the layers that it may be.
+        """
+        positions, streams = side.positions, side.streams
+        if LAYER_POSITIONS in streams:
+            positions = streams[LAYER_POSITIONS][..., depth]
+            prepared = encoding.prepare(positions, streams)
+        else:
+            prepared = self.encoding.prepared_in(side.prepared, alike, encoding, positions, streams)
         return dataclasses.replace(side, positions=positions, prepared=prepared)
 
     def _check_on_host(

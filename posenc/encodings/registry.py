@@ -17,6 +17,7 @@ import json
 import math
 import re
 import typing
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -521,9 +522,30 @@ class Encodings(nnx.Module):
         chosen = tuple(prepared[index] for index in self.used[layer])
         return chosen[0] if len(chosen) == 1 else chosen
 
-    def prepare_at(self, positions: jax.Array, streams: Streams, layer: int) -> Any:
-        """Prepare a layer that has positions of its own."""
-        return self.at(layer).prepare(positions, streams)
+    def prepared_in(
+        self,
+        prepared: tuple[Any, ...],
+        layers: Sequence[int],
+        encoding: PositionalEncoding,
+        positions: jax.Array,
+        streams: Streams,
+    ) -> Any:
+        """Pick the share of any of several layers, and prepare what is not the same in all.
+
+        Args:
+            prepared: what ``prepare`` gave.
+            layers: that it may be; of one, nothing is prepared again.
+            encoding: of that layer, as ``at`` gives it.
+            positions: as they were.
+            streams: likewise.
+        """
+        parts = encoding.parts if isinstance(encoding, Sum) else [encoding]
+        places = zip(*(self.used[layer] for layer in layers), strict=True)
+        chosen = tuple(
+            prepared[indices[0]] if len(set(indices)) == 1 else part.prepare(positions, streams)
+            for part, indices in zip(parts, places, strict=True)
+        )
+        return chosen[0] if len(chosen) == 1 else chosen
 
     def embed(self, x: jax.Array, positions: jax.Array, streams: Streams) -> jax.Array:
         """Let every distinct part act on the token embeddings, in order."""
