@@ -1,0 +1,261 @@
+"""A report's numbers against SciPy on the sums that rows hold; and what may stand side by side."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from eval.measures import TOLERANCE
+from eval.report.analysis import analyse, compare
+from eval.report.comparable import check_comparable, differences
+from posenc.errors import UserError
+
+pytestmark = pytest.mark.fast
+
+L, LENGTHS = 64, (32, 64, 128, 256, 512, 1024)
+TOKENS = np.array([16, 8, 16, 12, 4])
+TEXT = {"name": "manuals", "version": "1", "sha256": "ab", "tokenizer": "bytes", "bos": "document"}
+
+
+def row(encoding, seed, length, sums, protocol="nll_by_context", **changes):
+    nll = None if sums is None else float(np.sum(sums) / TOKENS.sum())
+    defined = nll is not None
+    return {
+        "schema": 1,
+        "run": f"{encoding}-seed{seed}",
+        "encoding": encoding,
+        "model": "tiny",
+        "sharing": "all",
+        "positions": "sequential",
+        "settings": "shared",
+        "seed": seed,
+        "protocol": protocol,
+        "length": length,
+        "context": length - 8,
+        "targets": 8,
+        "extend": None,
+        "defined": defined,
+        "reason": None if defined else f"no position beyond {L - 1}",
+        "nll": nll,
+        "excess_nll": None,
+        "notes": [],
+        "tokens": int(TOKENS.sum()),
+        "train_length": L,
+        "train_tokens": 1000,
+        "data": TEXT,
+        "bos": "keep",
+        "commit": "c0ffee",
+        "document_index": list(range(len(TOKENS))) if defined else None,
+        "document_nll": list(map(float, sums)) if defined else None,
+        "document_tokens": TOKENS.tolist() if defined else None,
+        **changes,
+    }
+
+
+def study(loss, foreign=None, seeds=(0, 1, 2), encoding="rope", spread=0.02, **changes):
+    """Rows whose loss by length is given, with noise that is each seed's and document's own."""
+    rows = []
+    for seed in seeds:
+        rng = np.random.default_rng([seed, len(encoding)])
+        noise = TOKENS * (rng.normal(0, spread) + rng.normal(0, spread, len(TOKENS)))
+        for length in LENGTHS:
+            tiny = TOKENS * rng.normal(0, 1e-3, len(TOKENS))
+            mean = loss(length, seed)
+            sums = None if mean is None else mean * TOKENS + noise + tiny
+            rows.append(row(encoding, seed, length, sums, **changes))
+            if foreign is not None and length > L:
+                sums = foreign(length) * TOKENS + noise + rng.normal(0, 1e-3, len(TOKENS))
+                rows.append(row(encoding, seed, length, sums, "foreign_prefix", **changes))
+    return rows
+
+
+def flat(length, seed):
+    return 2.0
+
+
+def falling(length, seed):
+    return 2.0 - 0.1 * math.log2(length / L)
+
+
+def rising(length, seed):
+    return 2.0 + max(0.0, 0.5 * math.log2(length / L))
+
+
+def per_seed(rows, length, protocol="nll_by_context", encoding="rope"):
+    return [
+        sum(one["document_nll"]) / TOKENS.sum()
+        for one in rows
+        if (one["protocol"], one["length"], one["encoding"]) == (protocol, length, encoding)
+    ]
+
+
+def test_losses_have_the_interval_of_a_t_test_over_seeds():
+    rows = study(rising)
+    (finding,) = analyse(rows).findings
+    for point in finding.points:
+        values = per_seed(rows, point.length)
+        wanted = scipy_stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert point.loss.estimate == pytest.approx(np.mean(values))
+        assert (point.loss.low, point.loss.high) == pytest.approx(tuple(wanted))
+        assert point.summary.median == pytest.approx(np.median(values))
+        assert (point.summary.best, point.summary.worst) == pytest.approx(
+            (min(values), max(values))
+        )
+    assert finding.reference.length == 64
+    assert str(finding.tolerated) == "64"
+    assert finding.missing == {"used": "not scored with a foreign prefix"}
+    # The endpoint: trapezoids in log T of the loss over that at L.
+    above = {n: np.array(per_seed(rows, n)) - per_seed(rows, 64) for n in LENGTHS}
+    area = np.trapezoid([above[n] for n in LENGTHS[1:]], np.log(LENGTHS[1:]), axis=0) / np.log(16)
+    assert finding.endpoint.interval.estimate == pytest.approx(area.mean())
+
+
+def test_verdicts_follow_from_the_three_differences():
+    cases = {
+        "extrapolates": (falling, lambda n: 2.2),
+        "tolerates": (flat, lambda n: 2.0),
+        "neither": (rising, lambda n: 2.0 + 0.5 * math.log2(n / L)),
+    }
+    for word, (loss, foreign) in cases.items():
+        rows = study(loss, foreign)
+        (finding,) = analyse(rows).findings
+        point = finding.at(512)
+        assert point.verdict.word == word
+        far, near = np.mean(per_seed(rows, 512, "foreign_prefix")), np.mean(per_seed(rows, L))
+        true = np.mean(per_seed(rows, 512))
+        assert point.verdict.tax.estimate == pytest.approx(far - near)
+        assert point.verdict.info.estimate == pytest.approx(far - true)
+        assert point.verdict.gain.estimate == pytest.approx(near - true)
+        assert point.probes["foreign_prefix"].estimate == pytest.approx(far - near)
+        assert finding.at(64).verdict is None
+        assert str(finding.used) == (">= 1024" if word == "extrapolates" else "<= 64")
+
+
+def test_a_seed_that_failed_is_a_failure_and_its_length_undefined():
+    def some(length, seed):
+        return math.inf if (length, seed) == (256, 1) else 2.0 + 0.2 * (length == 128) * (seed == 2)
+
+    (finding,) = analyse(study(some)).findings
+    assert finding.at(256).loss is None
+    assert finding.at(256).why == "not finite for 1 of 3 seeds"
+    assert finding.at(256).success.estimate == pytest.approx(2 / 3)
+    assert finding.at(128).success.estimate == pytest.approx(2 / 3)  # by more than the tolerance
+    assert TOLERANCE < 0.2
+    assert finding.at(64).success.estimate == 1
+    # Where an encoding ends, its own reason stands.
+    ends = study(lambda n, s: None if n > L else 2.0, encoding="wpe")
+    (finding,) = analyse(ends).findings
+    assert finding.at(128).why == "no position beyond 63"
+    assert finding.endpoint.why
+
+
+def test_what_training_at_a_length_gains_is_recovered_by_as_much():
+    def short(length, seed):
+        return 2.0 - (0.3 if length > L else 0.0)
+
+    rows = study(short) + study(lambda n, s: 1.6, train_length=1024, run="long")
+    analysis = analyse(rows)
+    own, bound = analysis.findings
+    trunc, loss, long = (
+        np.mean([sum(r["document_nll"]) / TOKENS.sum() for r in rows if choose(r)])
+        for choose in (
+            lambda r: (r["train_length"], r["length"]) == (L, L),
+            lambda r: (r["train_length"], r["length"]) == (L, 1024),
+            lambda r: (r["train_length"], r["length"]) == (1024, 1024),
+        )
+    )
+    assert own.at(1024).recovery.interval.estimate == pytest.approx((trunc - loss) / (trunc - long))
+    assert own.at(512).recovery is None
+    assert bound.at(1024).recovery is None
+    assert analysis.comparisons == ()  # the bound is beside what is compared
+    # Another budget is no bound.
+    other = study(short) + study(lambda n, s: 1.6, train_length=1024, train_tokens=2, run="long")
+    assert analyse(other).findings[0].at(1024).recovery is None
+
+
+def test_a_policy_is_measured_against_the_last_tokens_of_the_model_as_it_was_trained():
+    rows = study(flat, lambda n: 2.1)
+    longer = study(lambda n, s: 1.5, lambda n: 1.9, extend="yarn")
+    plain, policy = analyse(rows + longer).findings
+    assert plain.subject.policy is None
+    assert policy.subject.policy == "yarn"
+    trunc = np.mean(per_seed(rows, L))
+    foreign = np.mean(per_seed(longer, 512, "foreign_prefix"))
+    assert policy.at(512).verdict.tax.estimate == pytest.approx(foreign - trunc)
+
+
+def test_differences_are_those_of_a_paired_t_test():
+    a, b = study(rising, encoding="alibi"), study(flat)
+    analysis = analyse(b + a)
+    (comparison,) = analysis.comparisons
+    assert (comparison.a, comparison.b, comparison.seeds) == ("alibi", "rope", (0, 1, 2))
+    for length, found in comparison.by_length.items():
+        one, two = per_seed(a, length, encoding="alibi"), per_seed(b, length)
+        wanted = scipy_stats.ttest_rel(one, two).confidence_interval(0.95)
+        assert found.interval.estimate == pytest.approx(np.mean(one) - np.mean(two))
+        assert (found.interval.low, found.interval.high) == pytest.approx(tuple(wanted))
+    swapped = compare(analysis.findings[0], analysis.findings[1])
+    assert swapped.endpoint.interval.estimate == pytest.approx(
+        -comparison.endpoint.interval.estimate
+    )
+    # Only the seeds that both have; and another baseline by its label.
+    few = analyse(study(flat, seeds=(1, 2, 5)) + a, baseline="alibi").comparisons[0]
+    assert (few.a, few.b, few.seeds) == ("rope", "alibi", (1, 2))
+    with pytest.raises(UserError, match=r"seeds 7 and alibi 0, 1, 2: train seeds that both have"):
+        analyse(a + study(flat, seeds=(7,)))
+    with pytest.raises(UserError, match=r"no line is called 'fox': rope, alibi"):
+        analyse(b + a, baseline="fox")
+
+
+def test_two_lines_have_simultaneous_intervals_against_the_third():
+    rows = study(flat) + study(flat, encoding="alibi") + study(flat, encoding="nope")
+    first, second = analyse(rows).comparisons
+    assert (
+        first.by_length[64].interval.comparisons == second.by_length[64].interval.comparisons == 2
+    )
+    values = np.subtract(per_seed(rows, 64, encoding="alibi"), per_seed(rows, 64))
+    wanted = scipy_stats.ttest_1samp(values, 0).confidence_interval(1 - 0.05 / 2)
+    assert first.by_length[64].interval.low == pytest.approx(wanted.low)
+
+
+def test_other_targets_and_rows_without_sums_are_refused():
+    rows = study(flat)
+    other = study(flat, encoding="alibi")
+    for one in other:
+        one["document_tokens"] = [t + 1 for t in one["document_tokens"]]
+    with pytest.raises(UserError, match="rope and alibi were scored on different targets"):
+        analyse(rows + other)
+    rows[0]["document_index"] = [9, *rows[0]["document_index"][1:]]
+    with pytest.raises(UserError, match="has other documents than at other lengths"):
+        analyse(rows)
+    old = [{**one, "document_nll": None} for one in study(flat)]
+    with pytest.raises(UserError, match="no row has sums by document"):
+        analyse(old)
+
+
+def test_what_runs_differ_in_is_named_and_some_of_it_refused():
+    rows = study(flat, trained_with={"device": "cpu", "versions": {"jax": "1"}})
+    more = study(flat, encoding="alibi", trained_with={"device": "cpu", "versions": {"jax": "2"}})
+    found = check_comparable(rows + more)
+    assert [(one.name, one.forbidden) for one in found] == [("trained_with.versions.jax", False)]
+    assert found[0].values == {
+        "1": ("rope-seed0", "rope-seed1", "rope-seed2"),
+        "2": ("alibi-seed0", "alibi-seed1", "alibi-seed2"),
+    }
+    other = study(flat, encoding="alibi", data={**TEXT, "tokenizer": "bpe.json"}, train_tokens=9)
+    mixed = [one.name for one in differences(rows + other) if one.forbidden]
+    assert mixed == ["data.tokenizer", "train_tokens"]
+    with pytest.raises(
+        UserError,
+        match=r"differ in data.tokenizer: bytes \(rope-seed0 and others\), bpe.json \(alibi-seed0 "
+        r"and others\); train_tokens: 1000 .*report them apart, or give --allow-mixed",
+    ):
+        check_comparable(rows + other)
+    assert [one.forbidden for one in check_comparable(rows + other, allow_mixed=True)][:2] == [
+        True
+    ] * 2
+    # What a row does not say is not the same as what another says.
+    (silent,) = differences(study(flat) + study(flat, encoding="alibi", dtype="float32"))
+    assert silent.values["not given"] == ("rope-seed0", "rope-seed1", "rope-seed2")
+    assert silent.forbidden
