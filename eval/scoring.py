@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
 from eval.protocols import Scores, Window
 from posenc.data import TokenArray
+from posenc.devices import batch_sharding, mesh_of
 from posenc.encodings.registry import Part
 from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError, make_folder
@@ -43,7 +44,7 @@ def extended_model(model: Transformer, policy: Part, length: int) -> Transformer
 
 
 class Scorer:
-    """Scores windows of one length with one model; compiled once.
+    """Scores windows of one length with one model, on all devices; compiled once.
 
     Args:
         model: to be scored.
@@ -63,9 +64,15 @@ class Scorer:
         seed: int = 0,
         positions: np.ndarray | None = None,
     ):
-        merge, self._parameters = split(model)
+        merge, parameters = split(model)
+        # Every device has the whole model and some of a batch's windows.
+        mesh = mesh_of()
+        self._by_row = batch_sharding(mesh, several=False)
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._parameters = jax.device_put(parameters, everywhere)
         self.length = length
-        self.rows = max(1, batch_tokens // length)
+        devices = jax.device_count()
+        self.rows = devices * max(1, batch_tokens // length // devices)
         self._placer, self._seed = Placer(model.encoding, sampler), seed
         self._positions = positions
         ends = self._placer.sampler.extent(length, training=False)
@@ -92,7 +99,7 @@ class Scorer:
         )
         if self._positions is not None:
             positions = np.where(segments != 0, self._positions, 0).astype(positions.dtype)
-        places = jax.tree.map(jnp.asarray, (tokens, positions, segments, streams))
+        places = jax.device_put((tokens, positions, segments, streams), self._by_row)
         nll = np.asarray(self.nll(self._parameters, *places))
         return [nll[row, : len(window) - 1] for row, window in enumerate(windows)]
 

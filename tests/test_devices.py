@@ -119,3 +119,38 @@ def test_what_the_devices_cannot_share_is_refused():
         check_batch_size(6, accumulate=4)
     with pytest.raises(UserError, match="--accumulate is 0: it must be at least 1"):
         check_batch_size(6, accumulate=0)
+
+
+SCORE = """
+import json, jax, numpy as np
+from eval.scoring import Scorer
+from posenc.transformer import Transformer, TransformerConfig
+
+model = Transformer(TransformerConfig(vocab_size=31, layers=2, width=16, heads=2), "rope+t5", 16)
+scorer = Scorer(model, 16, batch_tokens=16 * 24)
+rng = np.random.default_rng(0)
+windows = [rng.integers(0, 31, n) for n in [16] * 9 + [5, 12]]
+nll = scorer.score(windows)
+seen = scorer.nll(scorer._parameters, *jax.device_put(
+    (np.zeros((scorer.rows, 16), np.int32),) * 3 + ({},), scorer._by_row))
+print(json.dumps({"rows": scorer.rows, "nll": [own.tolist() for own in nll],
+                  "devices": len(seen.sharding.device_set)}))
+"""
+
+
+@pytest.mark.slow
+def test_scores_are_those_of_one_device_and_all_devices_make_them():
+    found = {}
+    for devices in (1, 8):
+        flags = f"--xla_force_host_platform_device_count={devices}"
+        done = subprocess.run(
+            [sys.executable, "-c", SCORE],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        found[devices] = json.loads(done.stdout)
+        assert (found[devices]["rows"], found[devices]["devices"]) == (24, devices)
+    for one, eight in zip(found[1]["nll"], found[8]["nll"], strict=True):
+        np.testing.assert_allclose(one, eight, atol=1e-5)
