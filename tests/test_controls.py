@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from eval.controls import CONTROLS
 from eval.evaluate import evaluate, load_text
+from eval.mechanism import read_out, some_windows
 from eval.protocols import Settings, Sliding
 from eval.slices import Slices, edges_of, last_occurrences, read_mask
 from posenc.errors import UserError
@@ -89,15 +90,15 @@ def models(folders):
     return found
 
 
-def blocks_of(documents):
+def blocks_of(documents, longest=LONGEST):
     """Where the targets of the primary protocol begin: (document, place), in order."""
     for index, document in enumerate(documents):
-        room = len(document) - LONGEST
+        room = len(document) - longest
         if room >= 0:
             count = min(BLOCKS, 1 + room // L)
             for block in range(count):
                 apart = block * room // (count - 1) if count > 1 else room // 2
-                yield index, LONGEST - K + apart
+                yield index, longest - K + apart
 
 
 def window_of(control, documents, index, document, place, length):
@@ -321,3 +322,31 @@ def test_controls_and_slices_that_are_not_there_are_refused(folders, tmp_path):
         evaluate(folders, LADDER, tmp_path, controls=("foreign",))
     with pytest.raises(UserError, match="--ngram is -1"):
         evaluate(folders, LADDER, tmp_path, ngram=-1)
+
+
+def test_read_outs_are_written_beside_the_rows(folders, tmp_path):
+    wpe = next(folder for folder in folders if "wpe" in folder.name)
+    rows = evaluate([wpe], (8, 32), tmp_path / "scores", probe=2, blocks=BLOCKS)
+    run = open_run(wpe)
+    with np.load(tmp_path / "mechanism" / f"{wpe.name}.npz") as kept:
+        arrays = dict(kept)
+    # Beyond the table nothing is defined, and nothing is read out.
+    assert {name for name in arrays if name.startswith("mass_")} == {"mass_8", "mass_16"}
+    text = load_text(run)
+    chosen = Settings((8, 16, 32), K, L, BLOCKS, 100, "keep")
+    windows = some_windows(text.documents, text.bos, 16, chosen, 2)
+    starts = [
+        document[place + K - 16 : place + K]
+        for document, place in (
+            (text.documents[index], place) for index, place in blocks_of(text.documents, 32)
+        )
+    ]
+    np.testing.assert_array_equal(windows, [starts[0], starts[-1]])
+    wanted = read_out(load_model(run), windows, K)
+    for field in ("mass", "entropy", "scale"):
+        np.testing.assert_allclose(arrays[f"{field}_16"], getattr(wanted, field), atol=1e-6)
+    table = np.asarray(load_model(run).encoding.parts[0].table[...], np.float64)
+    ((steps, values),) = (arrays[n].T for n in arrays if n.startswith("learned_") and "rms" in n)
+    assert steps[-1] == 20
+    assert values[-1] == pytest.approx(np.sqrt(np.mean(table**2)), rel=1e-5)
+    assert rows
