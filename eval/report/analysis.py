@@ -324,7 +324,8 @@ def _finding(
     length = asked("tolerated", lambda: tolerated(*curve, lowest_reference=lowest, **options))
     foreign = subject.controls.get(FOREIGN)
     if foreign is None or np.isnan(foreign).all():
-        missing["used"] = "not scored with a foreign prefix"
+        stops = any(length > subject.train_length for length in subject.reasons)
+        missing["used"] = "undefined beyond L" if stops else "not scored with a foreign prefix"
         far = None
     else:
         info = foreign - subject.nll
