@@ -438,8 +438,9 @@ def score_run(
         drawn=_drawn(sampler, run.config.train_length),
     )
     scored = [one for one in passes if one.undefined is None]
+    plain = [one.job for one in scored if one.positions is None]
     # The curve by position is drawn once, at the longest length that there is (lengths ascend).
-    longest = {one.job.policy: one.job.length for one in scored}
+    longest = {job.policy: job.length for job in plain}
     certificate = {**_certificate(run, step, settings, member.seed), "dtype": dtype}
     identity = {
         "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
@@ -485,11 +486,11 @@ def score_run(
                 {**identity, "extend": job.extend, "length": job.length, "positions": told},
                 progress,
             )
-            by_position = job.length == longest[job.policy]
+            by_position = job.length == longest.get(job.policy)
             rows += _scored_rows(one, scores, text, slices, settings, by_position=by_position)
     _refer(rows, run.config.train_length)
     if probe:
-        _probe(model, run, text, settings, [one.job for one in scored], store, member, probe)
+        _probe(model, run, text, settings, plain, store, member, probe)
     for row in rows:
         if row["protocol"] == NllByContext.name:
             row["last_validations"] = run.last_validations(step, member.seed)

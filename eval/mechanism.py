@@ -103,6 +103,9 @@ def read_out(
         targets: k, the last queries of each that mass and scale are of.
         sampler: of positions; one after another unless told otherwise.
         seed: of its draws.
+
+    Raises:
+        PositionOutOfRange: the encoding has nothing for a position of these windows.
     """
     merge, parameters = split(model)
     placer = Placer(model.encoding, sampler)
@@ -124,8 +127,9 @@ def read_out(
     found = []
     for number, window in enumerate(np.asarray(windows, np.int32)):
         one = window[None]
-        places = placer.place(one, np.ones_like(one), [number], (seed,), training=False)
-        layers = look(parameters, one, *places)
+        positions, streams = placer.place(one, np.ones_like(one), [number], (seed,), training=False)
+        model.check_positions(positions, streams)
+        layers = look(parameters, one, positions, streams)
         found.append({name: np.stack([layer[name] for layer in layers]) for name in layers[0]})
     means = {name: np.mean([one[name] for one in found], axis=0) for name in found[0]}
     return ReadOut(edges_of(model_length), **means)

@@ -14,6 +14,7 @@ from eval.evaluate import evaluate, load_text
 from eval.mechanism import read_out, some_windows
 from eval.protocols import Settings, Sliding
 from eval.slices import Slices, edges_of, last_occurrences, read_mask
+from posenc.encodings import PositionOutOfRange
 from posenc.errors import UserError
 from posenc.runs import load_model, open_run
 from train import Arguments
@@ -326,7 +327,12 @@ def test_controls_and_slices_that_are_not_there_are_refused(folders, tmp_path):
 
 def test_read_outs_are_written_beside_the_rows(folders, tmp_path):
     wpe = next(folder for folder in folders if "wpe" in folder.name)
-    rows = evaluate([wpe], (8, 32), tmp_path / "scores", probe=2, blocks=BLOCKS)
+    # A control that is defined beyond the table makes nothing else so.
+    rows = evaluate(
+        [wpe], (8, 32), tmp_path / "scores", probe=2, blocks=BLOCKS, controls=("keys_probe",)
+    )
+    assert {row["length"] for row in rows if row["protocol"] == "per_position"} == {16}
+    assert {row["length"] for row in rows if row["protocol"] == "keys_probe"} == {32}
     run = open_run(wpe)
     with np.load(tmp_path / "mechanism" / f"{wpe.name}.npz") as kept:
         arrays = dict(kept)
@@ -349,4 +355,5 @@ def test_read_outs_are_written_beside_the_rows(folders, tmp_path):
     ((steps, values),) = (arrays[n].T for n in arrays if n.startswith("learned_") and "rms" in n)
     assert steps[-1] == 20
     assert values[-1] == pytest.approx(np.sqrt(np.mean(table**2)), rel=1e-5)
-    assert rows
+    with pytest.raises(PositionOutOfRange):
+        read_out(load_model(run), np.zeros((1, 17), np.int32), K)
