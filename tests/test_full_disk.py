@@ -156,7 +156,7 @@ def alone(train, tmp_path_factory):
 
 def measured(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if "per_second" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
 
 
 def parameter_bytes(folder):
