@@ -170,7 +170,7 @@ def _compared_line(
         value_cell(pair.correlation),
         value_cell(pair.detectable),
         Cell(p_value(pair.p), pair.p),
-        Cell(each),
+        Cell(each, kind="list"),
     ]
 
 

@@ -139,7 +139,7 @@ def seeds(page: PageData) -> list[Node]:
                 _success_cell(point, len(finding.subject.seeds)),
                 interval_cell(point.documents),
                 interval_cell(point.crossed.interval if point.crossed else None),
-                Cell(each),
+                Cell(each, kind="list"),
             ]
         )
     if not body:
