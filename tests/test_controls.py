@@ -172,6 +172,18 @@ def test_a_control_equals_a_naive_loop(rows, models, encoding, control):
     assert compared == (0 if none else 1 if control == "aligned" else 2)
 
 
+def test_the_curve_by_position_is_of_the_longest_window_without_controls(rows):
+    """A probe at table positions goes on where the model itself has ended."""
+    for encoding, longest in (("wpe", L), ("rope", max(LADDER))):
+        own = [
+            row["length"]
+            for row in rows
+            if (row["encoding"], row["protocol"]) == (encoding, "per_position")
+            and row["extend"] is None
+        ]
+        assert set(own) == {longest}
+
+
 def test_a_policy_is_scored_with_every_control(rows):
     """Clamp, for wpe: the foreign prefix, and what it does to positions beyond the table."""
     found = {
