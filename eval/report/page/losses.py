@@ -198,14 +198,16 @@ def by_place(page: PageData) -> list[Node]:
     last = (
         max(mark.x for one in series for mark in one.marks) if any(s.marks for s in series) else 1
     )
+    several = any(len(mark.seeds) > 1 for one in series for mark in one.marks)
     drawn = chart(
         series,
         name="chart-position",
         title="Loss by position in the window",
         description="Mean loss over seeds, in nats per token, by place in windows that cut a "
         "document from its start, in the longest window that each line has a value in; no "
-        "intervals, since these rows hold no sums by document. Dots right of a mean: its seeds. "
-        "Dashed upright lines: training lengths.",
+        "intervals, since these rows hold no sums by document. "
+        + ("Dots right of a mean: its seeds. " if several else "")
+        + "Dashed upright lines: training lengths.",
         trained=page.trained,
         ticks=[2**n for n in range(1 + math.ceil(math.log2(max(last, 1))))],
         x_label=caption,

@@ -277,6 +277,6 @@ def _listed(rows: Iterable[dict[str, Any]], name: str, unit: str = "") -> str:
 def _range(rows: Iterable[dict[str, Any]], name: str, unit: str = "") -> str:
     known = {row[name] for row in rows if row.get(name) is not None}
     if not known:
-        return f"{NONE} {unit}".strip()
+        return "not given"
     ends = " to ".join(number(n) for n in sorted({min(known), max(known)}))
     return f"{ends} {unit}".strip()
