@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 from flax import nnx
 
-from posenc.catalogue import catalogue, markdown, places_of
+from posenc.catalogue import catalogue, markdown, names_in, places_of, reference_of
 from posenc.citations import entries_of, short
 from posenc.cli import parse_subcommand
 from posenc.compilation import keep_compiled
@@ -23,11 +23,8 @@ from posenc.continuation import continuations
 from posenc.data import CORPORA
 from posenc.data.hub import RECIPES
 from posenc.effects import draw_effects, effects
-from posenc.encodings import REGISTRY, find_class, parse_spec
-from posenc.encodings.extension import POLICIES
-from posenc.encodings.registry import Part, canonical_spec
-from posenc.encodings.sampling import SAMPLERS
-from posenc.encodings.scaling import SCALINGS
+from posenc.encodings import parse_spec
+from posenc.encodings.registry import canonical_spec
 from posenc.errors import UserError, one_line_errors
 from posenc.generate import Sampling
 from posenc.training import split
@@ -181,26 +178,10 @@ def check(arguments: Check) -> None:
         raise SystemExit(1)
 
 
-def _named(value: Any) -> list[str]:
-    """Give the names of a part and of all parts within its options."""
-    if isinstance(value, tuple):
-        return [name for item in value for name in _named(item)]
-    if not isinstance(value, Part):
-        return [value] if value in SCALINGS else []
-    return [value.name, *(name for _, option in value.options for name in _named(option))]
-
-
-def reference_of(name: str) -> str:
-    """Give the BibTeX entry of whatever a spec may name."""
-    others: dict[str, Any] = {**SCALINGS, **SAMPLERS, **POLICIES}
-    known = others.get(name) if name not in REGISTRY else None
-    return (find_class(name) if known is None else known).reference
-
-
 def cite(arguments: Cite) -> None:
     """Print the references of every distinct name in the specs."""
     specs = [parse_spec(text) for text in arguments.encoding]
-    names = dict.fromkeys(n for spec in specs for layer in spec for p in layer for n in _named(p))
+    names = dict.fromkeys(n for spec in specs for n in names_in(spec))
     entries = {name: reference_of(name) for name in names}
     for name, entry in entries.items():
         if not entry:

@@ -13,7 +13,15 @@ from posenc.citations import short
 from posenc.encodings.base import Dimensions, PositionalEncoding
 from posenc.encodings.extension import POLICIES
 from posenc.encodings.options import defaults_of
-from posenc.encodings.registry import Encodings, examples, find_class, parse_spec
+from posenc.encodings.registry import (
+    REGISTRY,
+    Encodings,
+    Part,
+    Spec,
+    examples,
+    find_class,
+    parse_spec,
+)
 from posenc.encodings.sampling import SAMPLERS
 from posenc.encodings.scaling import SCALINGS
 from posenc.training import split
@@ -104,6 +112,22 @@ def policy_rows() -> list[Row]:
         {"name": name, **dataclasses.asdict(policy), "paper": short(policy.reference)}
         for name, policy in POLICIES.items()
     ]
+
+
+def names_in(value: Spec | Part | Any) -> list[str]:
+    """Give the names of all parts of a spec, those within options too, in order."""
+    if isinstance(value, tuple):
+        return [name for item in value for name in names_in(item)]
+    if not isinstance(value, Part):
+        return [value] if value in SCALINGS else []
+    return [value.name, *(name for _, option in value.options for name in names_in(option))]
+
+
+def reference_of(name: str) -> str:
+    """Give the BibTeX entries of whatever a spec may name."""
+    others: dict[str, Any] = {**SCALINGS, **SAMPLERS, **POLICIES}
+    known = others.get(name) if name not in REGISTRY else None
+    return (find_class(name) if known is None else known).reference
 
 
 def catalogue() -> dict[str, list[Row]]:
