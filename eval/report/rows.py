@@ -80,10 +80,47 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     Raises `UserError`, naming the file and the line, for a file that is missing, empty or not
     JSON, and for a row of another schema or without the keys that a report needs.
     """
+    rows, faults = sift_rows(path)
+    if faults:
+        raise UserError(f"{faults[0]}: {_OUT}")
+    if not rows:
+        raise UserError(f"{_file(path)}: holds no result rows: score a run first")
+    return rows
+
+
+def sift_rows(path: str | os.PathLike[str]) -> tuple[list[Row], list[str]]:
+    """Read what rows can be read, and give each other line's fault with its file and number.
+
+    A row that is at fault is in no number. Raises `UserError` for a file that is missing or no
+    text.
+    """
+    file = _file(path)
+    rows, faults = [], []
+    for number, line in enumerate(_text_of(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            faults.append(f"{file}, line {number}: not JSON ({error})")
+            continue
+        if isinstance(row, dict):
+            row = {key: value if key in _TEXT else _decode(value) for key, value in row.items()}
+        if fault := _fault(row):
+            faults.append(f"{file}, line {number}: {fault}")
+        else:
+            rows.append(row)
+    return rows, faults
+
+
+def _file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
-    file = path / "rows.jsonl" if path.is_dir() else path
+    return path / "rows.jsonl" if path.is_dir() else path
+
+
+def _text_of(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
             f"{file}: cannot read result rows ({error.strerror}): name a .jsonl file, or a folder "
@@ -93,22 +130,6 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
         raise UserError(
             f"{file}: not UTF-8 at byte {error.start}: name a .jsonl file of result rows"
         ) from None
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{file}, line {number}: not JSON ({error}): {_OUT}") from None
-        if isinstance(row, dict):
-            row = {key: value if key in _TEXT else _decode(value) for key, value in row.items()}
-        if fault := _fault(row):
-            raise UserError(f"{file}, line {number}: {fault}: {_OUT}")
-        rows.append(row)
-    if not rows:
-        raise UserError(f"{file}: holds no result rows: score a run first")
-    return rows
 
 
 def checked(rows: Iterable[Row]) -> list[Row]:
@@ -175,6 +196,30 @@ def _fault(row: Any) -> str | None:
         start, stop = row.get("position_from"), row.get("position_to")
         if not (_whole(start) and _whole(stop)) or not 0 <= start < stop:  # type: ignore[operator]
             return f"the bucket of positions [{start!r}, {stop!r}) is empty or not a range"
+    return _documents_fault(row) if row.get("document_nll") is not None else None
+
+
+def _documents_fault(row: Row) -> str | None:
+    """What is wrong with a row's sums by document, or None."""
+    parts = [row.get(f"document_{name}") for name in ("nll", "tokens", "index")]
+    sizes = [len(part) if isinstance(part, list) else None for part in parts]
+    if None in sizes or len(set(sizes)) > 1 or not sizes[0]:
+        return "document_nll, document_tokens and document_index are not lists of one size"
+    sums, tokens, _ = parts
+    assert isinstance(sums, list)
+    assert isinstance(tokens, list)
+    numbers = [*sums, *tokens]
+    if not all(_whole(number) or isinstance(number, float) for number in numbers):
+        return "document_nll or document_tokens holds what is no number"
+    total = math.fsum(tokens)
+    if min(tokens) < 0 or not 0 < total < math.inf:
+        return "document_tokens are not counts of tokens"
+    nll = row["nll"]
+    if nll is None or not math.isfinite(nll) or not all(map(math.isfinite, sums)):
+        return None
+    mean = math.fsum(sums) / total
+    if abs(mean - nll) > 1e-5 * max(1.0, abs(nll)):
+        return f"nll is {nll!r}, but the sums by document give {mean!r}"
     return None
 
 
