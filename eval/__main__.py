@@ -1,8 +1,10 @@
-"""``python -m eval score RUN ... --lengths N ...``, ``report``, ``audit`` and ``coverage``."""
+"""``python -m eval score RUN ... --lengths N ...``, ``report``, ``compare`` and more."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,7 +15,9 @@ from eval.coverage import Coverage, coverage
 from eval.evaluate import evaluate
 from eval.protocols import Bos
 from eval.report import write_report
-from eval.report.rows import read_rows
+from eval.report.comparing import compare_encodings
+from eval.report.full import NO_INTERVALS, has_intervals, write_full_report
+from eval.report.rows import Row, read_rows, sift_rows
 from eval.report.table import print_table
 from eval.scoring import BATCH_TOKENS
 from posenc.cli import parse_subcommand
@@ -74,12 +78,28 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Make table and figure again, from rows alone."""
+    """Write tables, figures, methods and references, with intervals, from rows alone."""
 
     rows: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """rows.jsonl files, or folders that hold one."""
     out: Path = Path("report")
     """Where they go."""
+    baseline: str | None = None
+    """The label of the line that others are compared with; the first unless given."""
+    allow_mixed: bool = False
+    """Take rows that differ in text, protocol or budget, and say so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compare:
+    """Say by how much the loss of one encoding is above that of another, paired by seed."""
+
+    rows: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """rows.jsonl files, or folders that hold one."""
+    encodings: tuple[str, str]
+    """A and B, for A minus B: specs, or labels of lines as tables have them."""
+    allow_mixed: bool = False
+    """Take rows that differ in text, protocol or budget."""
 
 
 def score(arguments: Score) -> None:
@@ -88,15 +108,55 @@ def score(arguments: Score) -> None:
     given = dataclasses.asdict(arguments)
     folders, report = list(given.pop("runs")), given.pop("report")
     rows = evaluate(folders, given.pop("lengths"), report / "scores", **given)
-    _write(rows, report)
+    _write(rows, report, write_report)
 
 
 def report(arguments: Report) -> None:
     """Write a report from rows that were written before."""
-    _write([row for path in arguments.rows for row in read_rows(path)], arguments.out)
+    rows, left_out = _read(arguments.rows)
+
+    def write(rows: list[Row], folder: Path) -> dict[str, Path]:
+        return write_full_report(
+            rows,
+            folder,
+            baseline=arguments.baseline,
+            allow_mixed=arguments.allow_mixed,
+            left_out=left_out,
+        )
+
+    _write(rows, arguments.out, write)
+    if not has_intervals(rows):
+        print(NO_INTERVALS)
 
 
-def _write(rows: list[dict], folder: Path) -> None:
+def compare(arguments: Compare) -> None:
+    """Print the difference of two encodings."""
+    rows, _ = _read(arguments.rows)
+    for line in compare_encodings(rows, *arguments.encodings, allow_mixed=arguments.allow_mixed):
+        print(line)
+
+
+def _read(paths: tuple[Path, ...]) -> tuple[list[Row], int]:
+    """Give the rows of files, and how many lines were none: each is named, and left out."""
+    rows: list[Row] = []
+    faults: list[str] = []
+    for path in paths:
+        own, bad = sift_rows(path)
+        rows += own
+        faults += bad
+    for fault in faults:
+        print(f"left out: {fault}", file=sys.stderr)
+    if not rows:
+        raise UserError(
+            f"no result rows in {', '.join(map(str, paths))}"
+            f"{f'; {len(faults)} lines are none' if faults else ''}: score a run first"
+        )
+    return rows, len(faults)
+
+
+def _write(
+    rows: list[Row], folder: Path, write: Callable[[list[Row], Path], dict[str, Path]]
+) -> None:
     try:
         before = read_rows(folder)
     except UserError:  # none there, or none that could be lost
@@ -104,7 +164,7 @@ def _write(rows: list[dict], folder: Path) -> None:
     lost = sorted({row["run"] for row in before} - {row["run"] for row in rows})
     if lost:
         print(f"{folder}: this report replaces one that had {', '.join(lost)} as well")
-    paths = write_report(rows, folder)
+    paths = write(rows, folder)
     print_table(rows)
     for path in paths.values():
         print(path)
@@ -112,7 +172,13 @@ def _write(rows: list[dict], folder: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one subcommand."""
-    commands = {"score": Score, "report": Report, "audit": Audit, "coverage": Coverage}
+    commands = {
+        "score": Score,
+        "report": Report,
+        "compare": Compare,
+        "audit": Audit,
+        "coverage": Coverage,
+    }
     chosen = parse_subcommand(commands, "python -m eval", arguments)
     with one_line_errors():
         if isinstance(chosen, Audit):
@@ -122,6 +188,8 @@ def main(arguments: list[str] | None = None) -> None:
             score(chosen)
         elif isinstance(chosen, Coverage):
             coverage(chosen)
+        elif isinstance(chosen, Compare):
+            compare(chosen)
         else:
             report(chosen)
 

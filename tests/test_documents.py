@@ -17,7 +17,7 @@ from studies.documents import nth_table
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-EVALUATIONS = ("-m eval score", "-m eval report", "-m eval audit")
+EVALUATIONS = ("-m eval score", "-m eval report", "-m eval compare", "-m eval audit")
 
 
 def blocks(language):
@@ -123,8 +123,10 @@ def test_the_demo_at_toy_size(tmp_path):
     rebuilt = tmp_path / "rebuilt"
     words = [sys.executable, "-m", "eval", "report", str(report / "rows.jsonl"), "--out"]
     subprocess.run([*words, str(rebuilt)], cwd=ROOT, check=True, capture_output=True)
-    for name in ("figure.png", "figure.pdf", "table.md", "rows.jsonl", "rows.csv"):
+    for name in ("figure.png", "figure.pdf", "rows.jsonl", "rows.csv"):
         assert (rebuilt / name).read_bytes() == (report / name).read_bytes()
+    # The same tables, and below them those with intervals.
+    assert (rebuilt / "table.md").read_text().startswith((report / "table.md").read_text())
 
 
 def test_committed_results_rebuild_the_committed_figure(tmp_path):

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from eval.report.figure import draw, make_figure, setup_style
 from eval.report.rows import Row, checked, read_rows, write_file, write_rows
-from eval.report.table import TITLES, console_table, cost_table, markdown_table, tuning_table
+from eval.report.table import (
+    console_table,
+    cost_table,
+    markdown_table,
+    markdown_tables,
+    tuning_table,
+)
 
 __all__ = [
     "Row",
@@ -35,29 +41,9 @@ def write_report(rows: Iterable[Row], folder: str | os.PathLike[str]) -> dict[st
     rows = checked(rows)
     folder = Path(folder)
     # Whatever reads the rows comes before the first file: rows at fault leave no half of a report.
-    tables = _tables(rows)
+    tables = markdown_tables(rows)
     figures = draw(rows, folder)
     paths = write_rows(rows, folder) | {"table.md": folder / "table.md"}
     write_file(paths["table.md"], tables.encode())
     paths |= {path.name: path for path in figures}
     return paths
-
-
-def _tables(rows: list[Row]) -> str:
-    """The primary protocol's table, the other one's, and the excess over the reference."""
-    present = {row["protocol"] for row in rows}
-    protocols = [name for name in ("nll_by_context", "non_overlapping") if name in present]
-    wanted = [(protocol, "nll") for protocol in protocols]
-    wanted += [
-        (protocol, "excess_nll")
-        for protocol in protocols[:1]
-        if any(row["protocol"] == protocol and row["excess_nll"] is not None for row in rows)
-    ]
-    more = {"cost of training": cost_table(rows), "tuning": tuning_table(rows)}
-    parts = [
-        f"## {protocol}: {TITLES[value]}\n\n{markdown_table(rows, protocol, value)}"
-        for protocol, value in wanted
-    ]
-    # What they cost stands right below what is compared.
-    parts[1:1] = [f"## {title}\n\n{table}" for title, table in more.items() if table is not None]
-    return "\n".join(parts) or "No rows give a number by length.\n"

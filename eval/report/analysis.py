@@ -363,7 +363,7 @@ def _point(
             f"not finite for {np.count_nonzero(~finite)} of {len(finite)} seeds"
         )
         return Point(length, None, success=success, why=why)
-    trunc, foreign = _trunc(subject, subjects), subject.at(length, FOREIGN)
+    trunc, foreign = truncated(subject, subjects), subject.at(length, FOREIGN)
     far = None
     if length > subject.train_length and trunc is not None and foreign is not None:
         far = verdict(sums, foreign, trunc, tokens, **options)
@@ -385,7 +385,7 @@ def _point(
     )
 
 
-def _trunc(subject: Subject, subjects: list[Subject]) -> np.ndarray | None:
+def truncated(subject: Subject, subjects: list[Subject]) -> np.ndarray | None:
     """Give the sums of the last L tokens alone, by the model as it was trained."""
     plain = (other for other in subjects if other.runs == subject.runs and other.policy is None)
     return next(plain, subject).at(subject.train_length)
@@ -395,7 +395,7 @@ def _recovered(
     subject: Subject, length: int, subjects: list[Subject], options: dict[str, Any]
 ) -> Recovery | None:
     """Give how much of what training at a length gains is recovered, if a run was trained so."""
-    trunc, loss = _trunc(subject, subjects), subject.at(length)
+    trunc, loss = truncated(subject, subjects), subject.at(length)
     if length <= subject.train_length or trunc is None or loss is None:
         return None
     for other in subjects:

@@ -61,8 +61,9 @@ STYLE: dict[Any, Any] = {
 # Inches. A text column of one-column papers is 5.5 wide, a column of two-column ones about 3.3.
 _WIDTHS = {1: 3.3, 2: 5.5}
 _LEFT, _RIGHT, _GAP, _TOP, _HEIGHT, _BOTTOM = 0.46, 0.1, 0.5, 0.2, 1.9, 0.42
+_SHORT, _ROW_GAP = 1.15, 0.14  # of panels above one another
 _ROW, _NOTE_ROW = 0.132, 0.115
-_GREY = "0.35"
+GREY = "0.35"
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,21 @@ def draw(rows: Iterable[Row], folder: str | os.PathLike[str]) -> list[Path]:
     The same rows give the same bytes. Raises `UserError` if there is nothing to draw or the folder
     cannot be written.
     """
-    figure = make_figure(rows)
+    paths = []
+    for name, content in rendered(make_figure(rows), "figure").items():
+        paths.append(Path(folder) / name)
+        write_file(paths[-1], content)
+    return paths
+
+
+def rendered(figure: Figure, stem: str) -> dict[str, bytes]:
+    """Give a figure as PNG (200 dpi) and as PDF, by file name; the same figure, the same bytes."""
     # No dates and no versions: a figure that is built again from its rows is the same file.
     metadata: dict[str, dict[str, None]] = {
         "png": {"Software": None},
         "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
     }
-    paths = []
+    files = {}
     for kind, fields in metadata.items():
         buffer = io.BytesIO()
         with setup_style():
@@ -111,29 +120,32 @@ def draw(rows: Iterable[Row], folder: str | os.PathLike[str]) -> list[Path]:
             figure.savefig(
                 buffer, format=kind, metadata=fields, bbox_inches="tight", pad_inches=0.03
             )
-        paths.append(Path(folder) / f"figure.{kind}")
-        write_file(paths[-1], buffer.getvalue())
-    return paths
+        files[f"{stem}.{kind}"] = buffer.getvalue()
+    return files
 
 
-def make_figure(rows: Iterable[Row]) -> Figure:
+def make_figure(rows: Iterable[Row], *, positions_only: bool = False) -> Figure:
     """The figure, in nats per token: by length on the left, by position on the right.
 
     Means over seeds are lines labelled as in the table; single seeds are faint. A length at which
     an encoding is undefined is a cross in the strip at the top, a mean that is not finite a
-    triangle there. Raises `UserError` if there are no rows to draw.
+    triangle there. ``positions_only`` leaves out the left panel. Raises `UserError` if there are no
+    rows to draw.
     """
     rows = list(rows)
     by_context = lines_of(rows, "nll_by_context")
     lengths = by_context or lines_of(rows, "non_overlapping")
     positions = lines_of(rows, "per_position", by_position)
+    styles = styles_of([lines for lines in (lengths, positions) if lines])
+    if positions_only:
+        lengths = []
+        styles = {line.label: styles[line.label] for line in positions}
     panels = [lines for lines in (lengths, positions) if lines]
     if not panels:
         raise UserError("no rows by length or by position to draw: score a run first")
-    styles = _styles(panels)
     notes = notes_of([line for lines in panels for line in lines], named=False)
     with setup_style():
-        figure, axes, floor = _canvas(styles, notes, len(panels))
+        figure, axes, floor = canvas(styles, notes, len(panels))
         if lengths:
             ticks = sorted({length for line in lengths for length in line.cells})
             curves = [
@@ -149,11 +161,11 @@ def make_figure(rows: Iterable[Row]) -> Figure:
             _panel(axes[-1], curves, styles, powers)
             axes[-1].set_xlabel(caption)
         axes[0].set_ylabel("nll (nats per token)")
-        _legend(figure, styles, floor)
+        add_legend(figure, styles, floor)
     return figure
 
 
-def _styles(panels: Sequence[Sequence[Line]]) -> dict[str, Style]:
+def styles_of(panels: Sequence[Sequence[Line]]) -> dict[str, Style]:
     """How each label is drawn: a colour an encoding, in all panels, and a marker a line."""
     encodings = list(dict.fromkeys(line.encoding for lines in panels for line in lines))
     styles: dict[str, Style] = {}
@@ -196,7 +208,7 @@ def _panel(
     styles: Mapping[str, Style],
     ticks: Sequence[int],
 ) -> None:
-    drawn = []
+    drawn: list[float] = []
     for order, curve in enumerate(curves):
         style = styles[curve.line.label]
         seeds = sorted({row["seed"] for _, cell in curve.points for row in cell.rows})
@@ -205,9 +217,9 @@ def _panel(
             drawn += _plot(axes, single, label="_seed", color=style["color"], lw=0.6, alpha=0.35)
         means = [(x, math.nan if (m := cell.mean()) is None else m) for x, cell in curve.points]
         drawn += _plot(axes, means, label=curve.line.label, zorder=3 + order / 100, **style)
-    _scale_x(axes, curves, ticks)
     trained = sorted({curve.line.train_length for curve in curves})
-    _mark_training(axes, trained)
+    scale_x(axes, [x for curve in curves for x, _ in curve.points], trained, ticks)
+    mark_training(axes, trained)
     strip = _strip(axes, curves, styles)
     finite = [y for y in drawn if math.isfinite(y)] or [0.0]
     low, high = min(finite), max(finite)
@@ -225,10 +237,12 @@ def _plot(
     return ys
 
 
-def _scale_x(axes: Axes, curves: Sequence[_Curve], ticks: Sequence[int]) -> None:
+def scale_x(
+    axes: Axes, places: Sequence[float], trained: Sequence[int], ticks: Sequence[int]
+) -> None:
+    """Make x logarithmic over places and training lengths; labels of ticks where there is room."""
     axes.set_xscale("log", base=2)
-    trained = {curve.line.train_length for curve in curves}
-    xs = [x for curve in curves for x, _ in curve.points] + sorted(trained)
+    xs = [*places, *trained]
     low, high = math.log2(min(xs)), math.log2(max(xs))
     pad = 0.05 * (high - low) or 0.5
     axes.set_xlim(2 ** (low - pad), 2 ** (high + pad))
@@ -248,9 +262,10 @@ def _scale_x(axes: Axes, curves: Sequence[_Curve], ticks: Sequence[int]) -> None
     axes.set_xticks(ticks, [labels[tick] for tick in ticks])
 
 
-def _mark_training(axes: Axes, lengths: Sequence[int]) -> None:
+def mark_training(axes: Axes, lengths: Sequence[int]) -> None:
+    """Draw a line at each training length, and say what it is."""
     for length in lengths:
-        axes.axvline(length, color=_GREY, linestyle="--", lw=0.8, zorder=1.5, label="_training")
+        axes.axvline(length, color=GREY, linestyle="--", lw=0.8, zorder=1.5, label="_training")
     axes.text(
         2 ** (sum(map(math.log2, lengths)) / len(lengths)),
         1.015,
@@ -259,7 +274,7 @@ def _mark_training(axes: Axes, lengths: Sequence[int]) -> None:
         ha="center",
         va="bottom",
         fontsize=6.5,
-        color=_GREY,
+        color=GREY,
     )
 
 
@@ -293,7 +308,7 @@ def _strip(axes: Axes, curves: Sequence[_Curve], styles: Mapping[str, Style]) ->
         transform=axes.transAxes,
         va="center",
         fontsize=6,
-        color=_GREY,
+        color=GREY,
         zorder=5,
     )
     for index, curve in enumerate(marked):
@@ -317,16 +332,20 @@ def _strip(axes: Axes, curves: Sequence[_Curve], styles: Mapping[str, Style]) ->
     return height
 
 
-def _canvas(
-    styles: Mapping[str, Style], notes: Sequence[str], panels: int
+def canvas(
+    styles: Mapping[str, Style], notes: Sequence[str], panels: int, rows: int = 1
 ) -> tuple[Figure, list[Axes], float]:
-    """An empty figure, as tall as its legend and notes need, and where the legend starts."""
+    """An empty figure, as tall as its legend and notes need, and where the legend starts.
+
+    ``panels`` stand side by side, in ``rows`` of them, whose axes follow one another from the top.
+    """
     width = _WIDTHS[panels]
     columns, labels = _legend_shape(styles, width)
-    rows = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
+    lines = math.ceil(len(labels) / columns) + sum(label.count("\n") for label in labels)
     note = textwrap.fill("; ".join(notes), int(width * 72 / 3.6)) if notes else ""
-    below = rows * _ROW + 0.08 + (note.count("\n") + 1) * _NOTE_ROW * bool(note)
-    height = _TOP + _HEIGHT + _BOTTOM + below
+    below = lines * _ROW + 0.08 + (note.count("\n") + 1) * _NOTE_ROW * bool(note)
+    tall = _HEIGHT if rows == 1 else _SHORT
+    height = _TOP + rows * tall + (rows - 1) * _ROW_GAP + _BOTTOM + below
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     each = (width - _LEFT - _RIGHT - _GAP * (panels - 1)) / panels
@@ -335,11 +354,12 @@ def _canvas(
         figure.add_axes(
             (
                 (_LEFT + index * (each + _GAP)) / width,
-                bottom,
+                bottom + (rows - 1 - row) * (tall + _ROW_GAP) / height,
                 each / width,
-                _HEIGHT / height,
+                tall / height,
             )
         )
+        for row in range(rows)
         for index in range(panels)
     ]
     if note:
@@ -350,7 +370,7 @@ def _canvas(
             ha="center",
             va="bottom",
             fontsize=6,
-            color=_GREY,
+            color=GREY,
             linespacing=1.25,
             parse_math=False,
         )
@@ -369,7 +389,8 @@ def _legend_shape(styles: Mapping[str, Style], width: float) -> tuple[int, list[
     return 1, labels
 
 
-def _legend(figure: Figure, styles: Mapping[str, Style], top: float) -> None:
+def add_legend(figure: Figure, styles: Mapping[str, Style], top: float) -> None:
+    """Write every line's label below the panels."""
     columns, labels = _legend_shape(styles, figure.get_size_inches()[0])
     handles = [Line2D([], [], **style) for style in styles.values()]
     legend = figure.legend(

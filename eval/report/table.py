@@ -60,11 +60,31 @@ def tuning_table(rows: Iterable[Row]) -> str | None:
     return None if grid is None else _markdown(grid)
 
 
+def markdown_tables(rows: list[Row]) -> str:
+    """The primary protocol's table, the other one's, and the excess over the reference."""
+    present = {row["protocol"] for row in rows}
+    protocols = [name for name in ("nll_by_context", "non_overlapping") if name in present]
+    wanted = [(protocol, "nll") for protocol in protocols]
+    wanted += [
+        (protocol, "excess_nll")
+        for protocol in protocols[:1]
+        if any(row["protocol"] == protocol and row["excess_nll"] is not None for row in rows)
+    ]
+    more = {"cost of training": cost_table(rows), "tuning": tuning_table(rows)}
+    parts = [
+        f"## {protocol}: {TITLES[value]}\n\n{markdown_table(rows, protocol, value)}"
+        for protocol, value in wanted
+    ]
+    # What they cost stands right below what is compared.
+    parts[1:1] = [f"## {title}\n\n{table}" for title, table in more.items() if table is not None]
+    return "\n".join(parts) or "No rows give a number by length.\n"
+
+
 def _markdown(grid: _Grid) -> str:
     lines = [
-        _markdown_line(grid.header),
-        _markdown_line(["---", *["---:"] * (len(grid.header) - 1)]),
-        *(_markdown_line([_code(label), *cells]) for label, *cells in grid.body),
+        markdown_line(grid.header),
+        markdown_line(["---", *["---:"] * (len(grid.header) - 1)]),
+        *(markdown_line([code(label), *cells]) for label, *cells in grid.body),
         "",
         *(f"- {note}" for note in grid.footnotes),
     ]
@@ -197,7 +217,7 @@ def _tunings(rows: Sequence[Row]) -> _Grid | None:
         return None
     body, notes = [], []
     for label, tuning in lines:
-        losses = ["diverged" if loss is None else _three_digits(loss) for loss in tuning["losses"]]
+        losses = ["diverged" if loss is None else three_digits(loss) for loss in tuning["losses"]]
         body.append([label, _options(tuning["chosen"]), ", ".join(losses)])
         edges = [
             name
@@ -232,7 +252,8 @@ def _is_edge(value: Any, tried: Sequence[Any]) -> bool:
     return numbers and value in (min(tried), max(tried))
 
 
-def _three_digits(value: float) -> str:
+def three_digits(value: float) -> str:
+    """Give a number to three decimals."""
     text = f"{value:.3f}"
     # What rounds to nothing has no sign.
     return text.removeprefix("-") if float(text) == 0 else text
@@ -244,7 +265,7 @@ def _number(cell: Cell, value: str) -> str:
     mean = cell.mean(value)
     if mean is None:
         return NO_REFERENCE
-    return _three_digits(mean)
+    return three_digits(mean)
 
 
 def _footnotes(lines: Sequence[Line], protocol: str, value: str, usual: int) -> list[str]:
@@ -307,11 +328,12 @@ def _corpus(row: Row) -> str:
     return f"{name or 'not given'}, tokenizer {data.get('tokenizer') or 'not given'}"
 
 
-def _markdown_line(cells: Iterable[str]) -> str:
+def markdown_line(cells: Iterable[str]) -> str:
+    """Give a row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Text as a code span, since a spec may hold characters that Markdown reads (`a*3,b*2`)."""
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     pad = " " if "`" in text else ""
