@@ -1,6 +1,7 @@
 """The whole report: its numbers by a second path, its LaTeX, its papers, and what it refuses."""
 
 import csv
+import gzip
 import io
 import json
 import math
@@ -36,7 +37,7 @@ from posenc.errors import UserError
 ROOT = Path(__file__).parent.parent
 FILES = {
     *("rows.jsonl", "rows.csv", "table.md", "table.tex", "table.csv", "references.bib"),
-    "methods.md",
+    *("methods.md", "index.html"),
     *(f"{name}.{kind}" for kind in ("png", "pdf") for name in (
         "figure", "figure-loss", "figure-tax-info", "figure-positions",
     )),
@@ -337,3 +338,21 @@ def test_latex_compiles_the_table(rows, tmp_path):
     for fault in ("Overfull", "Missing character", "undefined"):
         assert fault not in re.sub(r"undefined at", "", log), log
     assert (tmp_path / "main.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_page_is_joined_with_the_papers_and_the_methods(rows, tmp_path):
+    paths = write_full_report(rows, tmp_path)
+    page = paths["index.html"].read_text()
+    for words in ("press2022train", "Differences from the baseline"):
+        assert words in page
+    sentence = paths["methods.md"].read_text().split("\n\n")[1].split(". ")[0]
+    assert re.sub(r"[`*]", "", sentence)[:40] in re.sub(r"<[^>]*>", "", page)
+    # Rows that were packed are the same rows.
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    content = paths["rows.jsonl"].read_bytes()
+    (packed / "rows.jsonl.gz").write_bytes(gzip.compress(content))
+    assert read_rows(packed) == read_rows(tmp_path)
+    (packed / "rows.jsonl.gz").write_bytes(gzip.compress(content)[:-9])
+    with pytest.raises(UserError, match=r"rows.jsonl.gz: cannot read result rows"):
+        read_rows(packed)

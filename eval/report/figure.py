@@ -67,7 +67,7 @@ GREY = "0.35"
 
 
 @dataclass(frozen=True)
-class _Curve:
+class Curve:
     """What one line shows in one panel: (x, cell) by rising x."""
 
     line: Line
@@ -149,13 +149,13 @@ def make_figure(rows: Iterable[Row], *, positions_only: bool = False) -> Figure:
         if lengths:
             ticks = sorted({length for line in lengths for length in line.cells})
             curves = [
-                _Curve(line, [(float(n), line.cells[n]) for n in sorted(line.cells)])
+                Curve(line, [(float(n), line.cells[n]) for n in sorted(line.cells)])
                 for line in lengths
             ]
             _panel(axes[0], curves, styles, ticks)
             axes[0].set_xlabel("$T$, tokens in the window")
         if positions:
-            curves, caption = _by_position(positions)
+            curves, caption = curves_by_position(positions)
             last = max((x for curve in curves for x, _ in curve.points), default=1.0)
             powers = [2**n for n in range(1 + max(0, math.ceil(math.log2(last))))]
             _panel(axes[-1], curves, styles, powers)
@@ -183,7 +183,7 @@ def styles_of(panels: Sequence[Sequence[Line]]) -> dict[str, Style]:
     return styles
 
 
-def _by_position(lines: Sequence[Line]) -> tuple[list[_Curve], str]:
+def curves_by_position(lines: Sequence[Line]) -> tuple[list[Curve], str]:
     """The curve of every line in its longest defined window, by bucket midpoint, and a caption."""
     curves, shown = [], set()
     for line in lines:
@@ -197,14 +197,14 @@ def _by_position(lines: Sequence[Line]) -> tuple[list[_Curve], str]:
             if length == drawn or (length == longest and start >= drawn)
         ]
         shown.add(drawn)
-        curves.append(_Curve(line, sorted(points, key=lambda point: point[0])))
+        curves.append(Curve(line, sorted(points, key=lambda point: point[0])))
     window = f"{shown.pop()} tokens" if len(shown) == 1 else "longest defined"
     return curves, f"index in the window ({window})"
 
 
 def _panel(
     axes: Axes,
-    curves: Sequence[_Curve],
+    curves: Sequence[Curve],
     styles: Mapping[str, Style],
     ticks: Sequence[int],
 ) -> None:
@@ -278,7 +278,7 @@ def mark_training(axes: Axes, lengths: Sequence[int]) -> None:
     )
 
 
-def _strip(axes: Axes, curves: Sequence[_Curve], styles: Mapping[str, Style]) -> float:
+def _strip(axes: Axes, curves: Sequence[Curve], styles: Mapping[str, Style]) -> float:
     """Show where lines have no finite value, a row a line; returns the strip's share of height."""
     marked = [curve for curve in curves if curve.undefined() or curve.not_finite()]
     if not marked:

@@ -1,4 +1,4 @@
-"""The whole report in one folder: rows, tables, figures, methods and references."""
+"""The whole report in one folder: the page, rows, tables, figures, methods and references."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from eval.report.figure import make_figure, rendered
 from eval.report.figures import figures
 from eval.report.latex import latex_table
 from eval.report.methods import methods
+from eval.report.page import render_page
 from eval.report.rows import Row, checked, write_file, write_rows
 from eval.report.summary import csv_table, interval_tables
 from eval.report.table import markdown_tables
 
+# What the page has of other files.
+KINDS = {"references": "bib", "methods": "md"}
 NO_INTERVALS = (
-    "no intervals, hence no table.tex, table.csv, references.bib and methods.md: no row of "
+    "no intervals, hence no page, table.tex, table.csv, references.bib and methods.md: no row of "
     f"{PRIMARY} has sums by document; score the runs again"
 )
 
@@ -67,8 +70,8 @@ def write_full_report(
         **rendered(make_figure(rows), "figure"),
         **figures(rows, analysis),
     }
-    # The page goes here, as files["index.html"]: it takes `found`, and the text of two files above.
-    del found
+    words = {name: files[f"{name}.{kind}"].decode() for name, kind in KINDS.items()}
+    files["index.html"] = render_page(rows, analysis, found, **words).encode()
     folder = Path(folder)
     for name, content in files.items():
         write_file(folder / name, content)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,7 @@ def write_rows(rows: Iterable[Row], folder: str | os.PathLike[str]) -> dict[str,
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """Read the rows of a `.jsonl` file, or of a folder that holds `rows.jsonl`.
+    """Read the rows of a `.jsonl` file, perhaps gzipped, or of a folder that holds `rows.jsonl`.
 
     Raises `UserError`, naming the file and the line, for a file that is missing, empty or not
     JSON, and for a row of another schema or without the keys that a report needs.
@@ -115,16 +117,19 @@ def sift_rows(path: str | os.PathLike[str]) -> tuple[list[Row], list[str]]:
 
 def _file(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
-    return path / "rows.jsonl" if path.is_dir() else path
+    whole, packed = path / "rows.jsonl", path / "rows.jsonl.gz"
+    return (packed if packed.exists() and not whole.exists() else whole) if path.is_dir() else path
 
 
 def _text_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
+        content = file.read_bytes()
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, zlib.error) as error:
+        why = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"{file}: cannot read result rows ({error.strerror}): name a .jsonl file, or a folder "
-            "that holds rows.jsonl"
+            f"{file}: cannot read result rows ({why}): name a .jsonl file, or a folder that holds "
+            "rows.jsonl"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(

@@ -21,7 +21,9 @@ NO_REFERENCE = "n/a"
 
 
 @dataclass(frozen=True)
-class _Grid:
+class Grid:
+    """A table's texts: a header, lines of cells of which the first is a label, and footnotes."""
+
     title: str
     header: list[str]
     body: list[list[str]]
@@ -50,13 +52,13 @@ def console_table(
 
 def cost_table(rows: Iterable[Row]) -> str | None:
     """A Markdown table of what each line cost to train; None if the rows do not say."""
-    grid = _costs(list(rows))
+    grid = costs_of(list(rows))
     return None if grid is None else _markdown(grid)
 
 
 def tuning_table(rows: Iterable[Row]) -> str | None:
     """A Markdown table of how each tuned line was tuned; None if none was."""
-    grid = _tunings(list(rows))
+    grid = tunings_of(list(rows))
     return None if grid is None else _markdown(grid)
 
 
@@ -80,7 +82,7 @@ def markdown_tables(rows: list[Row]) -> str:
     return "\n".join(parts) or "No rows give a number by length.\n"
 
 
-def _markdown(grid: _Grid) -> str:
+def _markdown(grid: Grid) -> str:
     lines = [
         markdown_line(grid.header),
         markdown_line(["---", *["---:"] * (len(grid.header) - 1)]),
@@ -91,7 +93,7 @@ def _markdown(grid: _Grid) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _console(grid: _Grid) -> Table:
+def _console(grid: Grid) -> Table:
     # Text, not str: an encoding's name may look like rich's markup.
     table = Table(
         title=Text(grid.title),
@@ -120,12 +122,12 @@ def print_table(rows: Iterable[Row]) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     console.print(console_table(rows))
-    costs = _costs(rows)
+    costs = costs_of(rows)
     if costs is not None:
         console.print(_console(costs))
 
 
-def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:
+def _grid(rows: Sequence[Row], protocol: str, value: str) -> Grid:
     if value not in TITLES:
         raise UserError(f"no table of {value!r}: choose one of {', '.join(TITLES)}")
     if protocol == "per_position":
@@ -151,7 +153,7 @@ def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:
         return _number(cell, value) + (f" ({', '.join(marks)})" if marks else "")
 
     header = [f"{n} (train)" if trained == {n} else str(n) for n in lengths]
-    return _Grid(
+    return Grid(
         title=f"{protocol}: {TITLES[value]} (nats per token)",
         header=["encoding", *header],
         body=[[line.label, *(text(line, n) for n in lengths)] for line in lines],
@@ -159,7 +161,7 @@ def _grid(rows: Sequence[Row], protocol: str, value: str) -> _Grid:
     )
 
 
-def _runs_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def runs_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Each line of the primary protocol, as it was trained, with a row a seed."""
     plain = [row for row in rows if not row["extend"]]
     present = {row["protocol"] for row in plain}
@@ -171,7 +173,8 @@ def _runs_of(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return found
 
 
-def _costs(rows: Sequence[Row]) -> _Grid | None:
+def costs_of(rows: Sequence[Row]) -> Grid | None:
+    """What each line cost to train; None if the rows do not say."""
     if not any(row.get("train_flops") or row.get("train_seconds") for row in rows):
         return None
 
@@ -180,7 +183,7 @@ def _costs(rows: Sequence[Row]) -> _Grid | None:
         return math.fsum(known) / len(known) if known else None
 
     body, every = [], []
-    for label, seeds in _runs_of(rows):
+    for label, seeds in runs_of(rows):
         every += seeds
         flops, seconds = (
             mean(row.get(name) for row in seeds) for name in ("train_flops", "train_seconds")
@@ -194,7 +197,7 @@ def _costs(rows: Sequence[Row]) -> _Grid | None:
     at_once = _range(every, "seeds_at_once")
     together = f", of {at_once} trained at once" if at_once not in ("", "1") else ""
     devices = dict.fromkeys((row.get("trained_with") or {}).get("device") for row in every)
-    return _Grid(
+    return Grid(
         title="cost of training",
         header=["encoding", "parameters", "tokens", "operations", "seconds"],
         body=body,
@@ -208,9 +211,10 @@ def _costs(rows: Sequence[Row]) -> _Grid | None:
     )
 
 
-def _tunings(rows: Sequence[Row]) -> _Grid | None:
+def tunings_of(rows: Sequence[Row]) -> Grid | None:
+    """How each tuned line was tuned; None if none was."""
     lines = []
-    for label, seeds in _runs_of(rows):
+    for label, seeds in runs_of(rows):
         if tuning := seeds[0].get("tuning"):
             lines.append((label, tuning))
     if not lines:
@@ -231,7 +235,7 @@ def _tunings(rows: Sequence[Row]) -> _Grid | None:
         f"seed {tuning['seed']}, {tuning['steps']} steps"
         for _, tuning in lines
     }
-    return _Grid(
+    return Grid(
         title="tuning",
         header=["encoding", "chosen", "losses"],
         body=body,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from eval.report.analysis import PRIMARY, Analysis, Finding, Point
 from eval.report.comparable import Difference
-from eval.report.figure import Style, _styles
+from eval.report.figure import Style, styles_of
 from eval.report.lines import Line, by_position, lines_of
 from eval.report.rows import Row
 
@@ -55,7 +55,7 @@ class PageData:
     @functools.cached_property
     def styles(self) -> dict[str, Style]:
         """How each line is drawn, as in the figures."""
-        return _styles([lines for lines in (self.lines, self.positions) if lines])
+        return styles_of([lines for lines in (self.lines, self.positions) if lines])
 
     @property
     def lengths(self) -> list[int]:

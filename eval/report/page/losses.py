@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from eval.report.analysis import Finding, Point
-from eval.report.figure import Style, _by_position
+from eval.report.figure import Style, curves_by_position
 from eval.report.lines import Cell as Measured
 from eval.report.lines import lines_of, notes_of, reasons_of
 from eval.report.page.chart import Mark, Series, chart
@@ -179,7 +179,7 @@ def by_place(page: PageData) -> list[Node]:
     """Draw loss by position in the window, and give it as a table."""
     if not page.positions:
         return []
-    curves, caption = _by_position(page.positions)
+    curves, caption = curves_by_position(page.positions)
     series: list[Series] = []
     buckets: dict[tuple[int, int], dict[str, Measured]] = {}
     for curve in curves:

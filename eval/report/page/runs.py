@@ -13,7 +13,7 @@ from eval.report.comparable import Difference
 from eval.report.page.data import PROTOCOLS, PageData
 from eval.report.page.markup import NONE, Cell, Node, h, name_cell, number, table, value_cell
 from eval.report.rows import Row
-from eval.report.table import _costs, _Grid, _runs_of, _tunings
+from eval.report.table import Grid, costs_of, runs_of, tunings_of
 
 
 def compared(page: PageData) -> list[Node]:
@@ -124,13 +124,13 @@ def differing(page: PageData) -> list[Node]:
 def costs(page: PageData) -> list[Node]:
     """Give what training cost, and how settings were tuned."""
     grids = [
-        ("cost", "Cost of training", _costs(page.rows)),
-        ("tuning", "Tuning", _tunings(page.rows)),
+        ("cost", "Cost of training", costs_of(page.rows)),
+        ("tuning", "Tuning", tunings_of(page.rows)),
     ]
     return [_from_grid(name, title, grid) for name, title, grid in grids if grid is not None]
 
 
-def _from_grid(name: str, title: str, grid: _Grid) -> Element:
+def _from_grid(name: str, title: str, grid: Grid) -> Element:
     def cell(text: str) -> Cell:
         try:
             return Cell(text or NONE, float(text.replace(",", "")))
@@ -144,7 +144,7 @@ def _from_grid(name: str, title: str, grid: _Grid) -> Element:
 def validations(page: PageData) -> list[Node]:
     """Give mean and spread of each run's last validations."""
     body: list[list[Cell | str]] = []
-    for label, seeds in _runs_of(page.rows):
+    for label, seeds in runs_of(page.rows):
         for row in seeds:
             for length, values in (row.get("last_validations") or {}).items():
                 known = [float(value) for value in values if value is not None]
