@@ -15,6 +15,7 @@ from eval.coverage import Coverage, coverage
 from eval.evaluate import evaluate
 from eval.protocols import Bos
 from eval.report import write_report
+from eval.report.attention import read_mechanism
 from eval.report.comparing import compare_encodings
 from eval.report.full import NO_INTERVALS, has_intervals, write_full_report
 from eval.report.rows import Row, read_rows, sift_rows
@@ -122,6 +123,7 @@ def report(arguments: Report) -> None:
             baseline=arguments.baseline,
             allow_mixed=arguments.allow_mixed,
             left_out=left_out,
+            mechanism=read_mechanism(arguments.rows),
         )
 
     _write(rows, arguments.out, write)

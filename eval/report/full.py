@@ -8,6 +8,7 @@ from pathlib import Path
 
 from eval.report import write_report
 from eval.report.analysis import PRIMARY, analyse
+from eval.report.attention import ReadOut, attention_figure, read_outs_of
 from eval.report.bibliography import references
 from eval.report.comparable import check_comparable
 from eval.report.figure import make_figure, rendered
@@ -39,6 +40,7 @@ def write_full_report(
     baseline: str | None = None,
     allow_mixed: bool = False,
     left_out: int = 0,
+    mechanism: dict[str, ReadOut] | None = None,
 ) -> dict[str, Path]:
     """Write a report with intervals, and give the paths by file name.
 
@@ -51,6 +53,7 @@ def write_full_report(
         baseline: the label of the line that others are compared with; the first unless told.
         allow_mixed: whether rows may differ in what makes numbers incomparable.
         left_out: lines that were no rows, which the methods then say.
+        mechanism: how models attend, by run, as `read_mechanism` gives it.
 
     Raises:
         UserError: rows that cannot be compared or reported, no line of the baseline's label, or a
@@ -70,8 +73,12 @@ def write_full_report(
         **rendered(make_figure(rows), "figure"),
         **figures(rows, analysis),
     }
+    if read_outs := read_outs_of(rows, mechanism or {}):
+        files |= rendered(attention_figure(read_outs), "figure-attention")
     words = {name: files[f"{name}.{kind}"].decode() for name, kind in KINDS.items()}
-    files["index.html"] = render_page(rows, analysis, found, **words).encode()
+    files["index.html"] = render_page(
+        rows, analysis, found, **words, attention=files.get("figure-attention.png")
+    ).encode()
     folder = Path(folder)
     for name, content in files.items():
         write_file(folder / name, content)

@@ -26,6 +26,7 @@ def render_page(
     *,
     references: str,
     methods: str,
+    attention: bytes | None = None,
 ) -> str:
     """Give the report's ``index.html``: one file, without requests; the same rows, the same page.
 
@@ -36,6 +37,7 @@ def render_page(
         references: BibTeX; may be empty.
         methods: the protocol in words: paragraphs, lists with ``-``, headings with ``#`` and
             `code`; may be empty.
+        attention: a drawing of how models attend, PNG; None where nothing was read out.
     """
     rows = list(rows)
     page = PageData(rows, analysis, differences, lines_of(rows, PRIMARY))
@@ -50,6 +52,7 @@ def render_page(
         ("far", "What the far context does", findings.far_context(page)),
         ("probes", "Probes by position", findings.probes(page)),
         ("recovery", "Recovery", findings.recoveries(page)),
+        ("attention", "How the models attend", _attention(attention)),
         ("costs", "Costs and tuning", runs.costs(page)),
         ("slices", "Slices", losses.slices(page)),
         ("protocols", "Other protocols", losses.other_protocols(page)),
@@ -118,6 +121,30 @@ def _title(page: PageData) -> str:
     encodings = list(dict.fromkeys(line.encoding for line in page.lines))
     named = ", ".join(encodings) if len(encodings) <= 4 else f"{len(encodings)} encodings"
     return f"Loss by context length: {named}"
+
+
+def _attention(drawing: bytes | None) -> list[Node]:
+    if drawing is None:
+        return []
+    return [
+        h(
+            "figure",
+            h(
+                "img",
+                src="data:image/png;base64," + base64.b64encode(drawing).decode(),
+                alt="Attention mass by distance, entropy by place, deviation of logits by length, "
+                "and learned parameters by step; their numbers are in the folder mechanism.",
+                class_="drawing",
+            ),
+            h(
+                "figcaption",
+                "Means over heads, windows and seeds, a curve a layer, of the last queries of each "
+                "window: the part of their weights that goes so many tokens back; the entropy of "
+                "the weights of queries at a place; the standard deviation of their logits over "
+                "visible keys. Learned parameters of the encoding: root mean square over training.",
+            ),
+        )
+    ]
 
 
 def _references(references: str) -> list[Node]:
