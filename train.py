@@ -616,6 +616,8 @@ def main(arguments: Arguments) -> list[Path]:
             if is_first():
                 write_json(run.folder / "diverged.json", {"reason": str(error)})
             print(f"posenc: {error}", file=sys.stderr)
+        finally:
+            run.unlock()
     if failures:
         raise SystemExit(1)
     return folders

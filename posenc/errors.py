@@ -53,6 +53,7 @@ def one_line_errors() -> Iterator[None]:
     """
     try:
         yield
+        sys.stdout.flush()  # while a full disk can still be said
     except (UserError, EncodingError) as error:
         message = str(error)
     except BrokenPipeError:  # whoever read the output has gone, as in `... | head`

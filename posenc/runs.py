@@ -404,7 +404,7 @@ class Run:
         return config_hash(self.config, self.data)
 
     def lock(self) -> None:
-        """Keep other processes from training here, until this one ends.
+        """Keep other processes from training here, until ``unlock`` or the end of this one.
 
         Raises:
             UserError: another one already does.
@@ -417,6 +417,11 @@ class Run:
                 f"{self.folder} is being trained by another process: wait for it, or choose "
                 "another --name"
             ) from None
+
+    def unlock(self) -> None:
+        """Let others train here again."""
+        if self._lock is not None:
+            self._lock.close()
 
     def record_start(
         self,

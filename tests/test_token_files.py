@@ -162,7 +162,7 @@ def short_run(text, tokenizer, tmp_path):
 
 def measured(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if "per_second" not in k} for r in rows]
+    return [{k: v for k, v in r.items() if "second" not in k} for r in rows]
 
 
 def test_a_run_on_token_files_is_the_run_on_the_text(text, tokenizer, files, tmp_path):
