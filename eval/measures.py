@@ -337,8 +337,8 @@ def used(
         seed: Of the resampling of documents, where there is one training seed.
 
     Raises:
-        UserError: no length whose half is known, one reference without the other, or arrays that
-            do not fit.
+        UserError: no length whose half is known (but where the reference voids it), one reference
+            without the other, or arrays that do not fit.
     """
     if (loss_reference is None) != (lowest_reference is None):
         raise UserError("give both loss_reference and lowest_reference, or neither")
@@ -362,15 +362,15 @@ def used(
                 seed=seed,
             )
         intervals.append((length, interval))
+    asked = tuple(intervals)
+    void = "" if loss_reference is None else _void(loss_reference, lowest_reference, void_beyond)
+    if void:
+        return EffectiveLength(None, "void", asked, void)
     if not intervals:
         raise UserError(
             f"no length beyond {train_length} whose half is evaluated, among "
             f"{_listed(curve.lengths)}; score {2 * train_length}"
         )
-    asked = tuple(intervals)
-    void = "" if loss_reference is None else _void(loss_reference, lowest_reference, void_beyond)
-    if void:
-        return EffectiveLength(None, "void", asked, void)
     if all(interval is not None and interval.low is None for _, interval in asked):
         first = asked[0][1]
         assert first is not None

@@ -9,6 +9,8 @@ from scipy import stats as scipy_stats
 from eval.measures import TOLERANCE
 from eval.report.analysis import analyse, compare
 from eval.report.comparable import check_comparable, differences
+from eval.report.latex import latex_table
+from eval.report.summary import csv_table, interval_tables
 from posenc.errors import UserError
 
 pytestmark = pytest.mark.fast
@@ -130,6 +132,27 @@ def test_verdicts_follow_from_the_three_differences():
         assert point.probes["foreign_prefix"].estimate == pytest.approx(far - near)
         assert finding.at(64).verdict is None
         assert str(finding.used) == (">= 1024" if word == "extrapolates" else "<= 64")
+
+
+def test_a_poor_reference_voids_both_lengths_in_every_text():
+    poor = study(lambda n, s: falling(n, s) + 0.3, lambda n: 2.5, encoding="alibi")
+    rows = study(falling, lambda n: 2.2) + poor
+    analysis = analyse(rows)
+    good, bad = analysis.findings
+    assert [str(one) for one in (good.tolerated, good.used)] == [">= 1024"] * 2
+    assert [str(one) for one in (bad.tolerated, bad.used)] == ["void"] * 2
+    above = bad.reference.loss - good.reference.loss
+    why = f"its reference is {above:.3g} nats above the lowest, more than 0.25"
+    assert bad.used.why == bad.tolerated.why == why
+    lines = csv_table(analysis).splitlines()
+    assert [x.count(",void") for x in lines if x.startswith("alibi,")] == [2] * len(LENGTHS)
+    assert latex_table(analysis).count("& void") == 2
+    assert interval_tables(analysis).count("| void") == 2
+    # Where no length's half was scored, the reference is what voids it.
+    half = [row for row in rows if row["length"] in (32, 64, 512)]
+    good, bad = analyse(half).findings
+    assert (good.used, str(bad.used)) == (None, "void")
+    assert "no length beyond 64 whose half is evaluated" in good.missing["used"]
 
 
 def test_a_seed_that_failed_is_a_failure_and_its_length_undefined():

@@ -198,7 +198,7 @@ def _statistics(rows: list[Row], analysis: Analysis) -> list[str]:
     if any(f.used is not None for f in analysis.findings):
         said.append(
             "The used length is the longest T whose info(T) - info(T/2) lies above 0 with its "
-            "interval."
+            "interval; it is void where the tolerated length is."
         )
     if any(p.verdict is not None for f in analysis.findings for p in f.points):
         said.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from eval.measures import EffectiveLength
+from eval.measures import VOID_BEYOND, EffectiveLength
 from eval.report.analysis import PROBES, Comparison, Finding, Point
 from eval.report.page.data import PROTOCOLS, PageData
 from eval.report.page.markup import (
@@ -210,7 +210,8 @@ def effective(page: PageData) -> list[Node]:
         "Used: the longest T with info(T) - info(T/2) above 0 by its lower bound, where info is "
         "the loss with a foreign prefix minus that with the true one.",
         "=: shown to end there; >=: the longest tried; <=: no gain beyond was shown; void: not "
-        "asked, for the reason given.",
+        "asked, for the reason given. Both are void where the reference is more than "
+        f"{VOID_BEYOND:g} nats above the lowest.",
         *interval_notes(f.endpoint.interval for f in page.findings if f.endpoint),
     ]
     if together > 1:
