@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -167,10 +168,14 @@ def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
     }
 
 
-def _certificate(run: Run, step: int, settings: Settings, seed: int) -> Row:
+def _certificate(
+    run: Run, step: int, settings: Settings, seed: int, frozen: Collection[int]
+) -> Row:
     return {
         "schema": SCHEMA,
         **run_certificate(run, step, seed),
+        # Of the run's seeds, those that diverged and have no row: rates of success count them.
+        "frozen_seeds": sorted(frozen),
         "bos": settings.bos,
         # What decides which tokens are scored, beside the length.
         "longest_length": max(settings.lengths),
@@ -423,6 +428,7 @@ def score_run(
     batch_tokens: int,
     allow_plugins: bool,
     probe: int = 0,
+    frozen: Collection[int] = (),
 ) -> list[Row]:
     """Score a seed of a run at every length, as it is and by every policy that it needs."""
     model = load_model(run, step, seed=member.seed, dtype=dtype, allow_plugins=allow_plugins)
@@ -441,7 +447,7 @@ def score_run(
     plain = [one.job for one in scored if one.positions is None]
     # The curve by position is drawn once, at the longest length that there is (lengths ascend).
     longest = {job.policy: job.length for job in plain}
-    certificate = {**_certificate(run, step, settings, member.seed), "dtype": dtype}
+    certificate = {**_certificate(run, step, settings, member.seed, frozen), "dtype": dtype}
     identity = {
         "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
         "config": run.hash,
@@ -660,6 +666,7 @@ def evaluate(
                         batch_tokens=batch_tokens,
                         allow_plugins=allow_plugins,
                         probe=probe,
+                        frozen=frozen,
                     )
                 for own in settings_of.get(run.name, [SHARED]):
                     rows += [{**row, **own} for row in found]

@@ -10,6 +10,12 @@ from eval.measures import TOLERANCE
 from eval.report.analysis import analyse, compare
 from eval.report.comparable import check_comparable, differences
 from eval.report.latex import latex_table
+from eval.report.lines import lines_of
+from eval.report.methods import methods
+from eval.report.page import losses
+from eval.report.page.data import PageData
+from eval.report.page.markup import html
+from eval.report.rows import checked
 from eval.report.summary import csv_table, interval_tables
 from posenc.errors import UserError
 
@@ -171,6 +177,27 @@ def test_a_seed_that_failed_is_a_failure_and_its_length_undefined():
     (finding,) = analyse(ends).findings
     assert finding.at(128).why == "no position beyond 63"
     assert finding.endpoint.why
+
+
+def test_a_seed_that_diverged_in_training_is_a_failure_of_its_line_and_in_no_mean():
+    rows = study(flat, frozen_seeds=[3], run="one") + study(flat, encoding="alibi")
+    analysis = analyse(rows)
+    own, other = analysis.findings
+    assert (own.subject.seeds, own.subject.frozen) == ((0, 1, 2), (3,))
+    assert own.at(64).loss.estimate == pytest.approx(np.mean(per_seed(rows, 64)))
+    wanted = scipy_stats.binomtest(3, 4).proportion_ci(method="wilson")
+    success = own.at(64).success
+    assert (success.estimate, success.low, success.high) == pytest.approx((0.75, *wanted))
+    assert (other.at(64).success.estimate, other.subject.frozen) == (1.0, ())
+    page = PageData(rows, analysis, [], lines_of(rows, "nll_by_context"))
+    text = "".join(map(html, losses.seeds(page)))
+    assert text.count("3 of 4, 1 diverged") == text.count("3 of 3") == len(LENGTHS)
+    assert "diverged in training, and in no mean: seed 3: rope." in interval_tables(analysis)
+    said = "Training diverged for seed 3 of `one`: in no mean, and a failure"
+    assert said in methods(rows, analysis)
+    assert all(one.name != "frozen_seeds" for one in differences(rows))
+    with pytest.raises(UserError, match=r"frozen_seeds is \[True\], not a list of seeds"):
+        checked([{**rows[0], "frozen_seeds": [True]}])
 
 
 def test_what_training_at_a_length_gains_is_recovered_by_as_much():

@@ -183,6 +183,7 @@ def test_a_frozen_seed_is_said_and_left_out_of_evaluations(tmp_path, common, cap
     assert {step for step, seed in metrics(folder, "valid_nll_16") if seed == 1} == {3}
     rows = evaluate([folder], (16,), tmp_path / "scores")
     assert {row["seed"] for row in rows} == {0}
+    assert all(row["frozen_seeds"] == [1] for row in rows)
     said = capsys.readouterr().out
     assert "seed 1 is left out: its loss was not finite after 3 steps of 6" in said
 

@@ -67,6 +67,7 @@ class Subject:
         reasons: why there is no value, by length.
         policy: that it was extended by, where it was.
         runs: that the rows are of.
+        frozen: seeds of these runs that diverged in training, ascending: they have no rows.
     """
 
     label: str
@@ -79,6 +80,7 @@ class Subject:
     reasons: dict[int, str]
     policy: str | None
     runs: frozenset[str]
+    frozen: tuple[int, ...] = ()
 
     @property
     def train_length(self) -> int:
@@ -260,6 +262,7 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
         reasons,
         next((row["extend"] for row in rows if row["extend"]), None),
         frozenset(row["run"] for row in rows),
+        tuple(sorted({seed for row in rows for seed in row.get("frozen_seeds") or ()})),
     )
 
 
@@ -355,9 +358,9 @@ def _point(
     if base is not None:
         own = subject.nll[subject.lengths.index(base.length)].sum(-1)
         above = (every.sum(-1) - own) / tokens.sum()
-        # A seed without a value has failed.
+        # A seed without a value has failed, and so has one that diverged in training.
         passed = int(np.count_nonzero(above[finite] <= TOLERANCE))
-        success = wilson(passed, len(subject.seeds), **level)
+        success = wilson(passed, len(subject.seeds) + len(subject.frozen), **level)
     if sums is None:
         why = subject.reasons.get(length) or (
             f"not finite for {np.count_nonzero(~finite)} of {len(finite)} seeds"

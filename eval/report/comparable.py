@@ -22,6 +22,7 @@ SAME = (
 _EXPECTED = {
     *("run", "encoding", "seed", "config_hash", "recipe_hash", "parameters", "tuning", "settings"),
     *("train_flops", "train_seconds", "last_validations", "parent", "train_length"),
+    "frozen_seeds",
 }
 # What is of a number and not of the run.
 _OF_ROWS = {

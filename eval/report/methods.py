@@ -83,6 +83,12 @@ def _training(rows: list[Row]) -> list[str]:
         if len(seeds) == 1
         else f"There are {len(seeds)} seeds ({numbers})."
     )
+    lost = {(row["run"], seed) for row in every for seed in row.get("frozen_seeds") or ()}
+    if lost:
+        names = _listed([f"seed {seed} of `{run}`" for run, seed in sorted(lost)])
+        said.append(
+            f"Training diverged for {names}: in no mean, and a failure in rates of success."
+        )
     if any("fixed_seeds" in row for row in every):
         fixed = _fixed(every)
         said.append(

@@ -188,6 +188,9 @@ def _fault(row: Any) -> str | None:
             return f"{key} is {row[key]!r}, not a positive number of tokens"
     if not _whole(row["seed"]):
         return f"seed is {row['seed']!r}, not a whole number"
+    frozen = row.get("frozen_seeds")
+    if frozen is not None and not (isinstance(frozen, list) and all(map(_whole, frozen))):
+        return f"frozen_seeds is {frozen!r}, not a list of seeds"
     if not isinstance(row["notes"], list):
         return f"notes is {row['notes']!r}, not a list"
     if not isinstance(row["defined"], bool):

@@ -143,6 +143,9 @@ def remarks(analysis: Analysis) -> list[tuple[str, list[str]]]:
 
     longest = lengths_of(analysis)[-1]
     for finding in analysis.findings:
+        if finding.subject.frozen:
+            seeds = ", ".join(map(str, finding.subject.frozen))
+            say(f"diverged in training, and in no mean: seed {seeds}", finding)
         # Reasons that differ in a number alone, such as a position, are one: the first length's.
         why: dict[str, list[Point]] = {}
         for point in finding.points:
@@ -282,6 +285,8 @@ def _flat_row(analysis: Analysis, finding: Finding, point: Point) -> dict[str, A
         "documents": int((subject.tokens > 0).sum()),
         "why_undefined": point.why,
     }
+    if any(f.subject.frozen for f in analysis.findings):
+        row["frozen_seeds"] = "; ".join(map(str, subject.frozen))
     row |= _bounds("nll", point.loss)
     row["nll_by_seed"] = "" if point.summary is None else "; ".join(map(repr, point.summary.values))
     for name in ("median", "best", "worst"):

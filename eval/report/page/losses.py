@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from eval.report.analysis import Finding, Point
+from eval.report.analysis import Finding, Point, Subject
 from eval.report.figure import Style, curves_by_position
 from eval.report.lines import Cell as Measured
 from eval.report.lines import lines_of, notes_of, reasons_of
@@ -136,7 +136,7 @@ def seeds(page: PageData) -> list[Node]:
                 name_cell(point.length),
                 value_cell(summary.mean),
                 *map(value_cell, (summary.median, summary.best, summary.worst)),
-                _success_cell(point, len(finding.subject.seeds)),
+                _success_cell(point, finding.subject),
                 interval_cell(point.documents),
                 interval_cell(point.crossed.interval if point.crossed else None),
                 Cell(each, kind="list"),
@@ -150,7 +150,8 @@ def seeds(page: PageData) -> list[Node]:
     ]
     notes = [
         "Within 0.05: how many seeds stay within 0.05 nats of their reference, the lowest mean "
-        "loss at any T up to L; a seed without a value has failed. [ ]: Wilson's interval of the "
+        "loss at any T up to L; a seed without a value has failed, and so has one that "
+        "diverged in training. [ ]: Wilson's interval of the "
         "rate.",
         "Over documents: these very seeds, other documents. Seeds and documents: other seeds and "
         "other documents.",
@@ -167,12 +168,15 @@ def seeds(page: PageData) -> list[Node]:
     ]
 
 
-def _success_cell(point: Point, seeds: int) -> Cell:
+def _success_cell(point: Point, subject: Subject) -> Cell:
     rate = point.success
     if rate is None:
         return Cell(NONE)
     cell = interval_cell(rate)
-    return dataclasses.replace(cell, text=f"{round(rate.estimate * seeds)} of {seeds}")
+    failed = len(subject.frozen)
+    seeds = len(subject.seeds) + failed
+    text = f"{round(rate.estimate * seeds)} of {seeds}"
+    return dataclasses.replace(cell, text=text + (f", {failed} diverged" if failed else ""))
 
 
 def by_place(page: PageData) -> list[Node]:
