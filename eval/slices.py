@@ -5,6 +5,7 @@ Which tokens a slice has is told by the text or by a file, never by a model that
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ class Slices:
             )
         self._documents, self._ngram = documents, ngram
         self._mask = None if mask is None else np.split(mask, np.cumsum(sizes)[:-1])
+        self._sha256 = None if mask is None else hashlib.sha256(mask.tobytes()).hexdigest()
         self._apart: dict[int, np.ndarray] = {}
 
     def _last(self, document: int) -> np.ndarray:
@@ -93,19 +95,22 @@ class Slices:
         chosen: list[tuple[dict[str, Any], np.ndarray]] = []
         if self._ngram:
             apart = np.concatenate([self._last(document)[part] for document, part in places])
-            chosen.append(({"slice": "novel"}, apart == 0))
+            grams = {"ngram": self._ngram}
+            chosen.append(({"slice": "novel", **grams}, apart == 0))
             for low, high in itertools.pairwise([*edges, None]):
                 bounds = {"distance_from": low, "distance_to": high}
                 within = (apart >= low) & (apart < (np.inf if high is None else high))
-                chosen.append(({"slice": "repeated", **bounds}, within))
+                chosen.append(({"slice": "repeated", **bounds, **grams}, within))
         if self._mask is not None:
             masked = np.concatenate([self._mask[document][part] for document, part in places])
-            chosen += [({"slice": "mask"}, masked), ({"slice": "outside the mask"}, ~masked)]
+            which = {"mask_sha256": self._sha256}
+            chosen.append(({"slice": "mask", **which}, masked))
+            chosen.append(({"slice": "outside the mask", **which}, ~masked))
         for words, some in chosen:
             if some.any():
                 windows = [scores.windows[n] for n in np.unique(owners[some])]
                 row = mean_of(scores.nll[some], windows)
-                yield {**row, **words, "ngram": self._ngram or None}
+                yield {**row, "ngram": None, **words}
 
 
 def read_mask(path: Path | None) -> np.ndarray | None:

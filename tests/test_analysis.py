@@ -1,6 +1,7 @@
 """A report's numbers against SciPy on the sums that rows hold; and what may stand side by side."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -256,6 +257,34 @@ def test_differences_are_those_of_a_paired_t_test():
         analyse(a + study(flat, seeds=(7,)))
     with pytest.raises(UserError, match=r"no line is called 'fox': rope, alibi"):
         analyse(b + a, baseline="fox")
+
+
+def test_slices_by_other_ngrams_stay_apart_and_other_masks_are_refused():
+    def sliced(loss, **changes):
+        rows = study(flat, **{"protocol": "slice", "slice": "novel", **changes})
+        return [{**one, "nll": loss + one["seed"]} for one in rows if one["length"] == 64]
+
+    rows = study(flat) + sliced(3.0, ngram=4) + sliced(5.0, ngram=8)
+    page = PageData(rows, analyse(rows), [], lines_of(rows, "nll_by_context"))
+    text = "".join(map(html, losses.slices(page)))
+    found = re.findall(r"novel(, n = \d).*?>(\d\.\d{3})<", text)
+    assert found == [(", n = 4", "4.000"), (", n = 8", "6.000")]  # means over seeds 0, 1, 2
+    masked = {"slice": "mask", "ngram": None, "mask_sha256": "a" * 64}
+    one, other = sliced(3.0, **masked), sliced(4.0, **{**masked, "mask_sha256": "b" * 64})
+    # Runs that were scored without a mask are beside one another as ever.
+    assert check_comparable(one + study(flat, encoding="alibi")) == []
+    for several in (one + other, one + [{**row, "encoding": "alibi"} for row in other]):
+        with pytest.raises(UserError, match=r"they differ in mask_sha256: a{64} .*, b{64} .*apart"):
+            check_comparable(several)
+        (difference,) = check_comparable(several, allow_mixed=True)
+        assert (difference.name, difference.forbidden) == ("mask_sha256", True)
+    rows = study(flat) + one + other
+    page = PageData(rows, analyse(rows), [], lines_of(rows, "nll_by_context"))
+    text = "".join(map(html, losses.slices(page)))
+    assert re.findall(r"mask (a+|b+).*?>(\d\.\d{3})<", text) == [
+        ("a" * 12, "4.000"),
+        ("b" * 12, "5.000"),
+    ]
 
 
 def test_two_lines_have_simultaneous_intervals_against_the_third():

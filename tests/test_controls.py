@@ -1,5 +1,6 @@
 """Controls, sliding windows and slices against naive loops over blocks and tokens."""
 
+import hashlib
 import itertools
 import math
 
@@ -319,10 +320,17 @@ def test_a_mask_divides_the_targets(folders, models, tmp_path):
     own = {row["slice"]: row for row in rows if (row["protocol"], row["length"]) == ("slice", 64)}
     whole = next(r for r in rows if (r["protocol"], r["length"]) == ("nll_by_context", 64))
     assert own["mask"]["tokens"] == inside
+    # Of the array, not of the file, whose header may differ.
+    wanted = hashlib.sha256(mask.tobytes()).hexdigest()
+    assert {row["mask_sha256"] for row in own.values()} == {wanted}
     assert own["outside the mask"]["tokens"] == whole["tokens"] - inside
     for name, value in (("short", mask[:-1]), ("numbers", mask.astype(int))):
         np.save(tmp_path / f"{name}.npy", value)
-    with pytest.raises(UserError, match=rf"shape .* and the test split {len(mask)} tokens"):
+    with pytest.raises(
+        UserError,
+        match=rf"shape \({len(mask) - 1},\), and the test split {len(mask)} tokens in {len(sizes)} "
+        "documents: give one value for each of them, in order",
+    ):
         Slices(documents, 0, read_mask(tmp_path / "short.npy"))
     with pytest.raises(UserError, match="is of int64: give booleans"):
         read_mask(tmp_path / "numbers.npy")

@@ -16,8 +16,10 @@ SAME = (
     *("data.name", "data.version", "data.sha256", "data.split_rule", "data.split_version"),
     *("data.tokenizer", "data.tokenizer_sha256", "data.bos", "bos", "train_tokens"),
     *("longest_length", "block_spacing", "blocks_per_document", "tokens_per_document"),
-    *("dtype", "matmul_precision", "checkpoint"),
+    *("dtype", "matmul_precision", "checkpoint", "mask_sha256"),
 )
+# Of some rows alone: runs that have none of these do not differ in it.
+_WHERE_GIVEN = {"mask_sha256"}
 # What differs from run to run, or with the encoding, and is shown elsewhere.
 _EXPECTED = {
     *("run", "encoding", "seed", "config_hash", "recipe_hash", "parameters", "tuning", "settings"),
@@ -75,7 +77,7 @@ def differences(rows: Iterable[Row]) -> list[Difference]:
             for run in known:
                 missing.pop(run, None)
         every = {value: tuple(known) for value, known in values.items()}
-        if missing:
+        if missing and name not in _WHERE_GIVEN:
             every["not given"] = tuple(missing)
         if len(every) > 1:
             found.append(Difference(name, every, name in SAME))

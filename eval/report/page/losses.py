@@ -257,15 +257,24 @@ def slices(page: PageData) -> list[Node]:
     """Give means of the primary protocol on some of its targets."""
 
     def place(row: Row) -> tuple[Any, ...]:
-        return row["length"], row.get("slice"), row.get("distance_from"), row.get("distance_to")
+        # Tokens that 4-grams and 8-grams call novel are other ones, and so are those of two masks.
+        of = row.get("ngram"), row.get("mask_sha256")
+        span = row.get("distance_from"), row.get("distance_to")
+        return (row["length"], row.get("slice"), *span, *of)
 
+    sliced = [row for row in page.rows if row["protocol"] == "slice"]
+    grams, masks = (
+        sorted({row[name] for row in sliced if row.get(name)}) for name in ("ngram", "mask_sha256")
+    )
     lines = lines_of(page.rows, "slice", place)
     body: list[list[Cell | str]] = []
     for line in lines:
-        for (length, name, low, high), cell in line.cells.items():
+        for (length, name, low, high, gram, mask), cell in line.cells.items():
             span = ""
             if low is not None:
                 span = f", {low} to {high - 1} back" if high else f", {low} back or more"
+            span += f", n = {gram}" if gram and len(grams) > 1 else ""
+            span += f" {mask[:12]}" if mask and len(masks) > 1 else ""
             tokens = cell.rows[0].get("tokens")
             body.append(
                 [
@@ -279,7 +288,6 @@ def slices(page: PageData) -> list[Node]:
             )
     if not body:
         return []
-    grams = sorted({row["ngram"] for row in page.rows if row.get("ngram")})
     notes = [
         "Means over seeds of the loss on some of the targets, nats per token, without intervals."
     ]
