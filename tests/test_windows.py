@@ -1,0 +1,104 @@
+"""The windows that plans cut against ones written out, token by token, without a model."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval.controls import CONTROLS
+from eval.protocols import NllByContext, PerPosition, Settings
+
+pytestmark = pytest.mark.fast
+
+L, BOS = 8, -1
+LADDER = (5, 8, 12, 20)
+LONGEST = max(LADDER)
+
+
+def named(sizes):
+    """Documents of which each token tells its document and its place."""
+    return [np.arange(1000 * n, 1000 * n + size) for n, size in enumerate(sizes)]
+
+
+def blocks(documents, most, spacing):
+    """Where blocks end: the first with just enough before it, the last at the document's end."""
+    for document in documents:
+        room = len(document) - LONGEST
+        if room >= 0:
+            count = min(most, 1 + room // spacing)
+            for n in range(count):
+                yield document, LONGEST + (room // 2 if count == 1 else n * room // (count - 1))
+
+
+def written_out(name, length, documents, ends, prepend):
+    """What each window of a protocol holds, said in its own words."""
+    if name != "nll_by_context" and (length >= L if name == "aligned" else length <= L):
+        return []
+    short = name in ("index_probe", "distance_probe")
+    found = []
+    for number, (document, end) in enumerate(ends):
+        window = document[end - (L if short else length) : end].tolist()
+        if name == "foreign_prefix":
+            others = [d for d in documents if d is not document and len(d) >= LONGEST - L]
+            if not others:
+                return []
+            other = others[number % len(others)].tolist()[: LONGEST - L]
+            window[: length - L] = other[len(other) - (length - L) :]
+            if prepend:  # takes the place of the first true token, as it does in the last L alone
+                del window[length - L]
+                window.insert(0, BOS)
+        elif prepend:
+            window[0] = BOS
+        found.append(window)
+    return found
+
+
+@pytest.mark.parametrize("protocol", [NllByContext(), *CONTROLS.values()], ids=lambda p: p.name)
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(
+        st.integers(LONGEST - 2, LONGEST + 2) | st.integers(0, 60), min_size=1, max_size=4
+    ),
+    bos=st.sampled_from(["keep", "prepend", "none"]),
+    with_bos=st.booleans(),
+    most=st.integers(1, 3),
+    spacing=st.integers(1, 9),
+)
+def test_no_window_of_a_block_is_shorter_than_it_says(
+    protocol, sizes, bos, with_bos, most, spacing
+):
+    documents = named(sizes)
+    chosen = Settings(LADDER, 1, spacing, most, 30, bos, L)
+    ends = list(blocks(documents, most, spacing))
+    for length in LADDER:
+        plan = protocol.plan(sizes, length, chosen, with_bos)
+        windows = [window.tokens(documents, BOS).tolist() for window in plan]
+        assert windows == written_out(protocol.name, length, documents, ends, bos == "prepend")
+        positions = protocol.positions(length, chosen)
+        places = length if positions is None else len(positions)
+        for window, tokens in zip(plan, windows, strict=True):
+            assert window.length == len(tokens) == places
+            assert window.first == places - 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=3),
+    length=st.integers(2, 12),
+    bos=st.sampled_from(["keep", "prepend", "none"]),
+    with_bos=st.booleans(),
+)
+def test_the_curve_by_position_has_full_windows_alone(sizes, length, bos, with_bos):
+    documents, wanted = named(sizes), []
+    for document in documents:
+        rest = document[:30].tolist()
+        if bos == "keep" and with_bos:
+            rest.insert(0, BOS)
+        while rest:
+            window = [BOS, *rest[: length - 1]] if bos == "prepend" else rest[:length]
+            wanted += [window] if len(window) == length else []
+            # The next one begins with the last token of this one, after a BOS with the next token.
+            rest = rest[length - 1 :]
+    plan = PerPosition().plan(sizes, length, Settings((length,), 1, 8, 5, 30, bos), with_bos)
+    found = [window.tokens(documents, BOS).tolist() for window in plan]
+    assert found == wanted
