@@ -113,10 +113,27 @@ def load_text(run: Run) -> TestText:
     return TestText(documents, tokenizer, datasets.bos_id(corpus, tokenizer))
 
 
-def _bytes_per_token(text: TestText, scores: Scores) -> float:
-    scored = [window.tokens(text.documents, text.bos)[window.first :] for window in scores.windows]
-    ids = np.concatenate(scored) if scored else np.zeros(0, np.int64)
-    return text.tokenizer.count_bytes(ids) / max(len(ids), 1)
+def _bits_per_byte(
+    row: Row, scored: list[np.ndarray], tokenizer: datasets.Tokenizer
+) -> float | None:
+    """Give a row's loss by the bytes of the very tokens that it is of; None where they have none.
+
+    A slice, whose tokens are here and there, has no such number.
+
+    Args:
+        row: that a protocol gave.
+        scored: token ids of each window from the first that is scored on, place 1 where rows are of
+            a bucket of places.
+        tokenizer: that made them.
+    """
+    if "slice" in row:
+        return None
+    if "position_from" in row:
+        bucket = slice(row["position_from"] - 1, row["position_to"] - 1)
+        scored = [window[bucket] for window in scored]
+    ids = np.concatenate(scored)
+    count = tokenizer.count_bytes(ids)
+    return row["nll"] / math.log(2) * len(ids) / count if count else None
 
 
 def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
@@ -393,11 +410,12 @@ def _scored_rows(
         if not windows or (name == PerPosition.name and not by_position):
             continue
         chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
-        per_token = _bytes_per_token(text, chosen)
         reduced = (PLAIN | CONTROLS)[name].reduce(chosen, one.job.length, settings)
         if name == NllByContext.name and slices is not None:
             edges = edges_of(settings.train_length, max(settings.lengths))
             reduced += [{"protocol": SLICE, **row} for row in slices.rows(chosen, edges)]
+        held = (window.tokens(text.documents, text.bos)[window.first :] for window in windows)
+        scored = [tokens.copy() for tokens in held]  # without the context
         for row in reduced:
             nll = row["nll"]
             rows.append(
@@ -406,8 +424,7 @@ def _scored_rows(
                     **_empty(one.job.length, one.job.extend, None),
                     **row,
                     "perplexity": math.inf if nll > 700 else math.exp(nll),
-                    # A slice's tokens are of other bytes than all.
-                    "bits_per_byte": None if "slice" in row else nll / math.log(2) / per_token,
+                    "bits_per_byte": _bits_per_byte(row, scored, text.tokenizer),
                 }
             )
     return rows

@@ -65,7 +65,8 @@ class Scores(NamedTuple):
 
     def by_window(self) -> list[np.ndarray]:
         """Give the scores of each window."""
-        return np.split(self.nll, np.cumsum([w.length - w.first for w in self.windows])[:-1])
+        ends = np.cumsum([w.length - w.first for w in self.windows], dtype=np.int64)
+        return np.split(self.nll, ends)[:-1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,12 +1,17 @@
 """The windows that plans cut against ones written out, token by token, without a model."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eval import evaluate as evaluation
 from eval.controls import CONTROLS
-from eval.protocols import NllByContext, PerPosition, Settings
+from eval.protocols import NllByContext, PerPosition, Scores, Settings
+from eval.slices import Slices
+from posenc.data import ByteTokenizer
 
 pytestmark = pytest.mark.fast
 
@@ -102,3 +107,44 @@ def test_the_curve_by_position_has_full_windows_alone(sizes, length, bos, with_b
     plan = PerPosition().plan(sizes, length, Settings((length,), 1, 8, 5, 30, bos), with_bos)
     found = [window.tokens(documents, BOS).tolist() for window in plan]
     assert found == wanted
+
+
+class Uneven(ByteTokenizer):
+    """Says that token t has t % 4 bytes: some have none, as special tokens have."""
+
+    def count_bytes(self, ids):
+        return int((np.asarray(ids) % 4).sum())
+
+
+def test_bits_per_byte_are_of_the_very_tokens_that_the_loss_is_of():
+    documents = named((31, 40, 22))
+    text = evaluation.TestText(documents, Uneven(), 4)
+    chosen = Settings(LADDER, 2, 5, 3, 30, "prepend", L, 3)
+    protocols = [*evaluation.PLAIN.values(), *CONTROLS.values()]
+    seen, without = set(), 0
+    for length in (5, 20):
+        plans = {p.name: p.plan([31, 40, 22], length, chosen, True) for p in protocols}
+        for name, plan in plans.items():
+            one = evaluation.Pass(evaluation.Job(length), {name: plan}, length)
+            # Every loss is a function of the token itself, 0.1 nats times its place in it.
+            scored = [w.tokens(documents, 4)[w.first :] for w in plan]
+            nll = np.float32(np.concatenate([*scored, []]) % 1000 / 10)
+            slices = Slices(documents, 2, np.arange(93) % 3 == 0)
+            scores = Scores(one.windows, nll)
+            for row in evaluation._scored_rows(one, scores, text, slices, chosen, by_position=True):
+                seen.add(row["protocol"])
+                if row["protocol"] == "slice":
+                    assert row["bits_per_byte"] is None
+                    continue
+                nats = count = 0
+                for window in plan:
+                    tokens = window.tokens(documents, 4)
+                    low, high = row["position_from"], row["position_to"]
+                    for token in tokens[low or window.first : high]:
+                        nats, count = nats + token % 1000 / 10, count + token % 4
+                # Targets without a byte of text have no such number, and are no division by 0.
+                wanted = pytest.approx(nats / math.log(2) / count, rel=1e-6) if count else None
+                assert row["bits_per_byte"] == wanted
+                without += count == 0
+    assert seen == {*evaluation.PLAIN, *CONTROLS, "slice"}
+    assert without
