@@ -242,8 +242,10 @@ def crossed(
         E, p ** 2 times squared residuals, / (g (S - 1))               residual
 
     where ``g = h - 2 (p ** 3).sum() + h ** 2``. The mean's variance is ``A/S + h (B - E/S)`` with
-    Satterthwaite's degrees of freedom. A negative component of variance counts as zero, which makes
-    it ``max(A/S, h B)``, with the degrees of freedom of the one that is left.
+    Satterthwaite's degrees of freedom. Those of B and E are as few as documents of unequal size
+    leave: ``tr(M)^2 / tr(M^2)`` of a quadratic form with the matrix M. A negative component of
+    variance counts as zero, which makes the mean's ``max(A/S, h B)``, with the degrees of freedom
+    of the one that is left.
 
     Seeds that happen to lie close make all of this too sure (two seeds: 88% of the intervals
     cover), so the interval is never narrower than Student's t over seeds, which asks for less.
@@ -522,7 +524,7 @@ class CrossedParts:
 
 def crossed_parts(values: Array, tokens: Array) -> CrossedParts:
     """Estimate what `crossed` needs, from values per token ``[..., S, D]`` and tokens ``[D]``."""
-    seeds, documents = values.shape[-2:]
+    seeds = values.shape[-2]
     p = tokens / tokens.sum()
     h = (p**2).sum()
     g = h - 2 * (p**3).sum() + h**2
@@ -540,7 +542,7 @@ def crossed_parts(values: Array, tokens: Array) -> CrossedParts:
     # A component below zero counts as zero.
     few_seeds, few_documents = a < e, b < e
     variance = np.where(few_seeds | few_documents, np.maximum(a, b), a + b - e)
-    df_seeds, df_documents = float(seeds - 1), float(documents - 1)
+    df_seeds, df_documents = float(seeds - 1), _document_df(p)
     spread = a**2 / df_seeds + b**2 / df_documents + e**2 / (df_seeds * df_documents)
     satterthwaite = variance**2 / np.where(spread > 0, spread, 1)
     clipped = np.where(a >= b, df_seeds, df_documents)
@@ -555,6 +557,19 @@ def crossed_parts(values: Array, tokens: Array) -> CrossedParts:
         (b - e) / h,
         residual,
     )
+
+
+def _document_df(p: Array) -> float:
+    """Give the degrees of freedom of squared deviations from a mean, weighted by ``p ** 2``.
+
+    With ``K = C C'`` for ``C = I - 1 p'``, the form's matrix has the eigenvalues of ``W K``, where
+    ``W = diag(p ** 2)`` and ``K[i, j] = (i == j) + h - p[i] - p[j]``: twice its squared mean over
+    its variance is ``tr(W K)^2 / tr(W K W K)``. Documents of one size have one less than there are.
+    """
+    h, cubes, fourth, fifth = ((p**power).sum() for power in (2, 3, 4, 5))
+    trace = h - 2 * cubes + h**2
+    squares = fourth + 4 * h * fourth - 4 * fifth + h**4 - 4 * h**2 * cubes + 2 * cubes**2
+    return float(np.clip(trace**2 / squares, 1, p.size - 1))
 
 
 def crossed_limits(

@@ -162,6 +162,67 @@ def test_variance_components_are_unbiased_for_any_document_sizes(tokens, seeds):
             assert total == pytest.approx(float(component == name), abs=1e-9), (name, component)
 
 
+def weighted_form(tokens):
+    """The matrix of squared deviations from the mean over documents, each times p ** 2."""
+    p = np.asarray(tokens) / np.sum(tokens)
+    centre = np.eye(len(p)) - np.outer(np.ones(len(p)), p)
+    return centre.T @ np.diag(p**2) @ centre
+
+
+def document_df(tokens):
+    form = weighted_form(tokens)
+    return np.trace(form) ** 2 / np.trace(form @ form)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=6), st.integers(2, 4), st.integers(0, 9))
+def test_degrees_of_freedom_are_those_of_the_forms_matrices(tokens, seeds, draw):
+    """Each mean square as a matrix over all cells; Satterthwaite's formula of their traces."""
+    p = np.array(tokens) / sum(tokens)
+    documents, h = len(p), (p**2).sum()
+    weighted, among = weighted_form(tokens), np.eye(seeds) - 1 / seeds
+    g = np.trace(weighted)
+    forms = {
+        "a": np.kron(among, np.outer(p, p)) / (seeds - 1) / seeds,
+        "b": np.kron(np.full((seeds, seeds), 1 / seeds**2), weighted) / g * h,
+        "e": np.kron(among, weighted) / (g * (seeds - 1)) * h / seeds,
+    }
+    df = {name: np.trace(m) ** 2 / np.trace(m @ m) for name, m in forms.items()}
+    assert df["a"] == pytest.approx(seeds - 1)
+    if len(set(tokens)) == 1:
+        assert df["b"] == pytest.approx(documents - 1)
+    rng = np.random.default_rng(draw)
+    values = rng.normal(size=(seeds, documents)) + rng.normal(size=documents)
+    cells = values.ravel()
+    a, b, e = (cells @ m @ cells for m in forms.values())
+    parts = crossed_parts(values, np.array(tokens, float))
+    if a < e or b < e:
+        assert parts.df == pytest.approx(df["a"] if a > b else df["b"], rel=1e-9)
+        assert parts.variance == pytest.approx(max(a, b), rel=1e-9)
+    else:
+        variance = a + b - e
+        wanted = variance**2 / (a**2 / df["a"] + b**2 / df["b"] + e**2 / df["e"])
+        assert parts.df == pytest.approx(wanted, rel=1e-9)
+        assert parts.variance == pytest.approx(variance, rel=1e-9)
+
+
+def test_mean_squares_of_unequal_documents_spread_as_their_degrees_of_freedom_say():
+    """Twice the squared mean over the variance, of 60,000 simulated studies."""
+    rng, tokens = np.random.default_rng(0), np.array([1.0, 2, 2, 16, 4])
+    parts = crossed_parts(rng.normal(size=(60_000, 3, 5)), tokens)
+    b, e = parts.document_variance + parts.residual_variance / 3, parts.residual_variance
+    df_b, df_e = (2 * x.mean() ** 2 / x.var() for x in (b, e))
+    # Documents that differ, seeds whose means do not: what is left are the documents' own.
+    swap = np.outer([1.0, -1, 0], [4.0, 4, 4, 0, -5])
+    alone = crossed_parts(swap + np.array([9.0, 6, 3, 0, 1]), tokens)
+    assert df_b == pytest.approx(alone.df, rel=0.03)
+    assert df_e == pytest.approx(2 * alone.df, rel=0.03)
+    assert alone.df < 2.5  # of 5 documents, one of which has most tokens
+    for documents in (2, 3, 40, 1000):
+        equal = crossed_parts(np.outer([1.0, 1], np.arange(documents)), np.full(documents, 7.0))
+        assert equal.df == pytest.approx(documents - 1, rel=1e-12)
+
+
 def test_a_negative_component_counts_as_zero():
     tokens = np.ones(4)
     # Documents that differ, seeds whose means do not: all of their differences are residual.
@@ -350,7 +411,7 @@ def test_identical_seeds_have_no_width(size):
     assert (result.detectable, result.correlation, result.p) == (0, None, None)
     # The documents still differ, and are all that does.
     both = crossed(a - b, tokens)
-    assert both.interval.df == documents - 1
+    assert both.interval.df == pytest.approx(document_df(tokens), rel=1e-9)
     assert both.interval.low < both.interval.estimate < both.interval.high
     same = crossed(np.outer(np.ones(seeds), tokens), tokens)
     assert same.interval.low == same.interval.estimate == same.interval.high == 1
