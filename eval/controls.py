@@ -28,6 +28,11 @@ class ForeignPrefix(NllByContext):
     name = "foreign_prefix"
     control = True
 
+    def sources(self, sizes: Sequence[int], settings: Settings) -> list[int]:
+        """Give the documents that are long enough to stand before another one's block."""
+        room = max(settings.lengths) - settings.train_length
+        return [number for number, size in enumerate(sizes) if size >= room]
+
     def plan(
         self, sizes: Sequence[int], length: int, settings: Settings, trained_with_bos: bool
     ) -> list[Window]:
@@ -35,10 +40,10 @@ class ForeignPrefix(NllByContext):
         if not _longer(length, settings):
             return []
         room = max(settings.lengths) - settings.train_length
-        foreign = length - settings.train_length
+        foreign, sources = length - settings.train_length, self.sources(sizes, settings)
         windows = []
         for index, window in enumerate(super().plan(sizes, length, settings, trained_with_bos)):
-            others = [n for n, size in enumerate(sizes) if size >= room and n != window.document]
+            others = [number for number in sources if number != window.document]
             if not others:
                 return []
             other = others[index % len(others)]

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from eval.controls import CONTROLS
+from eval.controls import CONTROLS, ForeignPrefix
 from eval.mechanism import (
     LONGEST,
     learned_over_training,
@@ -407,6 +407,10 @@ def _scored_rows(
     by_window = dict(zip(scores.windows, scores.by_window(), strict=True))
     rows = []
     for name, windows in one.plans.items():
+        if name == ForeignPrefix.name and one.job.length > settings.train_length and not windows:
+            none = _empty(one.job.length, one.job.extend, _no_foreign(settings))
+            context = {"context": one.job.length - settings.targets, "targets": settings.targets}
+            rows.append({"protocol": name, **none, **context})
         if not windows or (name == PerPosition.name and not by_position):
             continue
         chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
@@ -648,6 +652,7 @@ def evaluate(
     _check_policies(runs, policies, settings, allow_plugins)
     texts: dict[str, TestText] = {}
     sorts: dict[str, Slices | None] = {}
+    warned: set[tuple[str, int]] = set()
     rows: list[Row] = []
     for run in runs:
         key = json.dumps(run.data, sort_keys=True)
@@ -656,6 +661,10 @@ def evaluate(
             _check_text(texts[key], settings, run)
             documents = texts[key].documents
             sorts[key] = None if not ngram and masked is None else Slices(documents, ngram, masked)
+        length = run.config.train_length
+        if ForeignPrefix.name in controls and (key, length) not in warned:
+            warned.add((key, length))
+            _check_foreign(texts[key], dataclasses.replace(settings, train_length=length))
         step = run.config.steps if checkpoint is None else checkpoint
         own_dtype = dtype or run.config.model.dtype
         # Some devices round float32 products to less unless told otherwise.
@@ -738,6 +747,30 @@ def _check_policies(
         if ending or not table:
             encodings((ending or runs)[0], policy, longest)
         print(f"no run needs {policy.name} at any of these lengths: --extend changes nothing")
+
+
+def _no_foreign(settings: Settings) -> str:
+    room = max(settings.lengths) - settings.train_length
+    return f"no other test document has the {room} tokens of a foreign prefix"
+
+
+def _check_foreign(text: TestText, settings: Settings) -> None:
+    """Say where what stands before blocks as a foreign prefix is of few documents, or of none."""
+    if max(settings.lengths) <= settings.train_length:
+        return
+    sizes = [len(document) for document in text.documents]
+    # A block's own document, which is long enough too, is never before it.
+    others = len(ForeignPrefix().sources(sizes, settings)) - 1
+    if others >= VERY_FEW_DOCUMENTS:
+        return
+    text_of = (
+        f"only {others} other test document{'s are' if others > 1 else ' is'} long enough to be "
+        "the foreign prefix of a block; tax and info may be theirs, not the encoding's"
+        if others
+        else f"{_no_foreign(settings)}: its rows are undefined; give shorter --lengths, or a text "
+        "with more long documents"
+    )
+    print(f"warning: {text_of}", file=sys.stderr)
 
 
 def _check_text(text: TestText, settings: Settings, run: Run) -> None:

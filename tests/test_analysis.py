@@ -162,6 +162,22 @@ def test_a_poor_reference_voids_both_lengths_in_every_text():
     assert "no length beyond 64 whose half is evaluated" in good.missing["used"]
 
 
+def test_a_foreign_prefix_that_no_document_gives_is_the_reason_why_a_length_is_not_asked():
+    rows, why = study(flat), "no other test document has the 960 tokens of a foreign prefix"
+    rows += [
+        row("rope", seed, length, None, "foreign_prefix", reason=why)
+        for seed in range(3)
+        for length in LENGTHS
+        if length > L
+    ]
+    analysis = analyse(checked(rows))
+    (finding,) = analysis.findings
+    assert (finding.used, finding.missing) == (None, {"used": why})
+    text = interval_tables(analysis)
+    assert f"- no used length: {why}: " in text
+    assert f"- no verdict at 1024: {why}: " in text
+
+
 def test_a_seed_that_failed_is_a_failure_and_its_length_undefined():
     def some(length, seed):
         return math.inf if (length, seed) == (256, 1) else 2.0 + 0.2 * (length == 128) * (seed == 2)

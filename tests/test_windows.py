@@ -148,3 +148,35 @@ def test_bits_per_byte_are_of_the_very_tokens_that_the_loss_is_of():
                 without += count == 0
     assert seen == {*evaluation.PLAIN, *CONTROLS, "slice"}
     assert without
+
+
+def test_a_block_never_has_its_own_document_before_it_and_few_others_are_said(capsys):
+    chosen = Settings(LADDER, 1, 5, 3, 30, "none", L)
+    counts = {(25,): 0, (25, 11): 0, (25, 12): 1, (25,) * 3: 2, (25,) * 11: 10}
+    for sizes, others in counts.items():
+        text = evaluation.TestText(named(sizes), ByteTokenizer(), BOS)
+        evaluation._check_foreign(text, chosen)
+        said = capsys.readouterr().err
+        one = evaluation.Pass(evaluation.Job(20), {}, 20)
+        one.plans["foreign_prefix"] = plan = CONTROLS["foreign_prefix"].plan(
+            sizes, 20, chosen, False
+        )
+        before = {(window.document, window.other) for window in plan}
+        assert all(document != other for document, other in before)
+        scores = Scores(plan, np.ones(len(plan), np.float32))
+        (row,) = evaluation._scored_rows(one, scores, text, None, chosen, by_position=True)
+        why = "no other test document has the 12 tokens of a foreign prefix"
+        assert (row["defined"], row["reason"]) == (others > 0, None if others else why)
+        assert (row["context"], row["targets"]) == (19, 1)
+        if others == 0:
+            assert said == (
+                f"warning: {why}: its rows are undefined; give shorter --lengths, or a text with "
+                "more long documents\n"
+            )
+        elif others < 10:
+            number = "1 other test document is" if others == 1 else "2 other test documents are"
+            assert said.startswith(f"warning: only {number} long enough to be the foreign prefix")
+        else:
+            assert said == ""
+    evaluation._check_foreign(text, Settings((5, 8), 1, 5, 3, 30, "none", L))
+    assert capsys.readouterr().err == ""  # nothing is foreign up to L

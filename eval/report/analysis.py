@@ -68,6 +68,7 @@ class Subject:
         policy: that it was extended by, where it was.
         runs: that the rows are of.
         frozen: seeds of these runs that diverged in training, ascending: they have no rows.
+        lacking: why a control says nothing, by its name, where its rows say so.
     """
 
     label: str
@@ -81,6 +82,7 @@ class Subject:
     policy: str | None
     runs: frozenset[str]
     frozen: tuple[int, ...] = ()
+    lacking: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def train_length(self) -> int:
@@ -250,6 +252,13 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
         if any(not row["defined"] for row in cell.rows)
     }
     controls = {name: sums(of) for name, of in lines.items() if name != PRIMARY and of is not None}
+    lacking = {
+        name: row["reason"]
+        for name, of in lines.items()
+        for cell in (() if of is None else of.cells.values())
+        for row in cell.rows
+        if row["reason"]
+    }
     tokens = np.array(scored["document_tokens"], np.float64)
     return Subject(
         line.label,
@@ -263,6 +272,7 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
         next((row["extend"] for row in rows if row["extend"]), None),
         frozenset(row["run"] for row in rows),
         tuple(sorted({seed for row in rows for seed in row.get("frozen_seeds") or ()})),
+        lacking,
     )
 
 
@@ -328,7 +338,8 @@ def _finding(
     foreign = subject.controls.get(FOREIGN)
     if foreign is None or np.isnan(foreign).all():
         stops = any(length > subject.train_length for length in subject.reasons)
-        missing["used"] = "undefined beyond L" if stops else "not scored with a foreign prefix"
+        without = subject.lacking.get(FOREIGN, "not scored with a foreign prefix")
+        missing["used"] = "undefined beyond L" if stops else without
         far = None
     else:
         info = foreign - subject.nll

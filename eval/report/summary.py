@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from eval.measures import EffectiveLength, endpoint, paired_endpoints
-from eval.report.analysis import Analysis, Finding, Point, Subject
+from eval.report.analysis import FOREIGN, Analysis, Finding, Point, Subject
 from eval.report.table import code, markdown_line, three_digits
 from eval.stats import OVER_SEEDS, Interval, paired
 from posenc.errors import UserError
@@ -164,7 +164,10 @@ def remarks(analysis: Analysis) -> list[tuple[str, list[str]]]:
                 say(f"no {what}: {reason}", finding)
             last = finding.at(longest)
             if verdict_at(finding, longest) == NONE and last is not None and not last.why:
-                say(f"no verdict at {longest}: not scored with a foreign prefix there", finding)
+                why_none = finding.subject.lacking.get(
+                    FOREIGN, "not scored with a foreign prefix there"
+                )
+                say(f"no verdict at {longest}: {why_none}", finding)
         for name, length in (("tolerated", finding.tolerated), ("used", finding.used)):
             if length is not None and length.sign == "void":
                 # How far above it is stands with the losses.
