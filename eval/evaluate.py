@@ -654,6 +654,7 @@ def evaluate(
     sorts: dict[str, Slices | None] = {}
     warned: set[tuple[str, int]] = set()
     rows: list[Row] = []
+    diverged: list[str] = []
     for run in runs:
         key = json.dumps(run.data, sort_keys=True)
         if key not in texts:
@@ -670,6 +671,10 @@ def evaluate(
         # Some devices round float32 products to less unless told otherwise.
         precision = matmul_precision or ("highest" if own_dtype == "float32" else None)
         frozen = run.frozen(step)
+        if len(frozen) == run.config.seeds:
+            diverged.append(f"{run.folder}")
+            print(f"{run.folder}: {_all_diverged(frozen, step)}: it has no rows", file=sys.stderr)
+            continue
         for seed, taken in frozen.items():
             print(
                 f"{run.folder}: seed {seed} is left out: its loss was not finite after {taken} "
@@ -696,6 +701,11 @@ def evaluate(
                     )
                 for own in settings_of.get(run.name, [SHARED]):
                     rows += [{**row, **own} for row in found]
+    if not rows:
+        raise UserError(
+            f"nothing to score: every seed of {', '.join(diverged)} diverged; train with a lower "
+            "--learning-rate, or score an earlier --checkpoint"
+        )
     if not any(row["defined"] and row["length"] in asked for row in rows):
         reasons = "; ".join(sorted({f"{row['run']}: {row['reason']}" for row in rows}))
         raise UserError(
@@ -703,6 +713,13 @@ def evaluate(
             f"({reasons}): give a shorter length, or a policy with --extend"
         )
     return rows
+
+
+def _all_diverged(frozen: dict[int, int], step: int) -> str:
+    """Say how many steps each seed of a run took of those to a checkpoint, none of them all."""
+    first, last = min(frozen.values()), max(frozen.values())
+    taken = f"{first}" if first == last else f"{first} to {last}"
+    return f"every seed diverged ({len(frozen)} of {len(frozen)}, after {taken} steps of {step})"
 
 
 def _check_policies(

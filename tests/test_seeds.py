@@ -1,6 +1,7 @@
 """Several seeds in one compiled step: each is the run that it would have been alone."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ from test_training import CONFIG, batch_of
 
 import posenc
 import train
+from eval.__main__ import main
 from eval.evaluate import evaluate
 from posenc.encodings import EncodingError
 from posenc.errors import UserError
@@ -186,6 +188,21 @@ def test_a_frozen_seed_is_said_and_left_out_of_evaluations(tmp_path, common, cap
     assert all(row["frozen_seeds"] == [1] for row in rows)
     said = capsys.readouterr().out
     assert "seed 1 is left out: its loss was not finite after 3 steps of 6" in said
+    # Every seed of a run: the others are scored, and alone it is refused.
+    ruined = tmp_path / "ruined"
+    shutil.copytree(folder, ruined)
+    with pytest.MonkeyPatch.context() as patch:
+        found = {"ruined": {0: 2, 1: 3}, folder.name: {1: 3}}
+        patch.setattr(type(run), "frozen", lambda self, step: found[self.name])
+        rows = evaluate([ruined, folder], (16,), tmp_path / "scores")
+        assert {(row["run"], row["seed"]) for row in rows} == {(folder.name, 0)}
+        line = f"{ruined}: every seed diverged (2 of 2, after 2 to 3 steps of 6): it has no rows\n"
+        assert capsys.readouterr().err.count(line) == 1
+        with pytest.raises(SystemExit) as stopped:
+            main(["score", f"{ruined}", "--lengths", "16", "--report", f"{tmp_path / 'report'}"])
+        assert stopped.value.code == 2
+        *_, last = capsys.readouterr().err.strip().splitlines()
+        assert f"nothing to score: every seed of {ruined} diverged; train with a lower" in last
 
 
 def test_a_sampler_that_cannot_place_a_seed_is_refused_before_anything_is_written(tmp_path, common):
