@@ -498,10 +498,11 @@ def score_run(
                 )
                 return Scorer(long, one.places, batch_tokens, sampler, member.data, one.positions)
 
-            def progress(places: int, job: Job = job) -> None:
+            def progress(places: int, kept: bool, job: Job = job) -> None:
                 nonlocal done
                 done += places
-                report.update(done, f"tokens, at length {job.length},")
+                note = f"tokens, at length {job.length},"
+                report.update(done, note, places if kept else 0)
 
             told = None if one.positions is None else one.positions.tolist()
             scores = score_plan(

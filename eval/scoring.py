@@ -173,7 +173,7 @@ def score_plan(
     bos: int,
     store: Path,
     identity: dict[str, Any],
-    progress: Callable[[int], None] = lambda places: None,
+    progress: Callable[[int, bool], None] = lambda places, kept: None,
 ) -> Scores:
     """Score windows and keep the scores; what is kept already is not run again.
 
@@ -186,7 +186,7 @@ def score_plan(
         bos: the BOS token's id.
         store: folder of the scores.
         identity: what else the scores depend on (weights, data, code), JSON-ready.
-        progress: is told the places that a finished batch had.
+        progress: is told the places that a finished batch had, and whether they were kept already.
     """
     kept = KeptScores(windows, store, identity)
     with kept.locked():
@@ -195,7 +195,7 @@ def score_plan(
             _score_rest(kept, make_scorer, documents, bos, progress)
             nll = kept.complete()
         else:
-            progress(int(kept.table[:, 2].sum()))
+            progress(int(kept.table[:, 2].sum()), True)
     return Scores(windows, nll)
 
 
@@ -204,11 +204,11 @@ def _score_rest(
     make_scorer: Callable[[], Scorer],
     documents: list[TokenArray],
     bos: int,
-    progress: Callable[[int], None],
+    progress: Callable[[int, bool], None],
 ) -> None:
     kept.partial.touch()
     have = int(np.searchsorted(kept.ends, kept.partial.stat().st_size // 4, side="right"))
-    progress(int(kept.table[:have, 2].sum()))
+    progress(int(kept.table[:have, 2].sum()), True)
     scorer = make_scorer() if have < len(kept.windows) else None
     with Appended(kept.partial, int(kept.ends[have - 1]) * 4 if have else 0) as file:
         while scorer is not None and have < len(kept.windows):
@@ -218,4 +218,4 @@ def _score_rest(
             scores = np.concatenate([row[window.first - 1 :] for window, row in rows])
             file.append(scores.astype(np.float32).tobytes())
             have += len(some)
-            progress(sum(window.length for window in some))
+            progress(sum(window.length for window in some), False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +15,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 
 # Where the output is no terminal, at most one line in so many seconds.
@@ -36,22 +36,35 @@ class Reporter:
         self._bar = bar
         self._task = None
         if bar is not None:
-            self._task = bar.add_task(title, total=total, completed=done, note="")
+            self._task = bar.add_task(title, total=total, completed=done, note="", left="")
         self._began, self._before = time.monotonic(), done
-        self._last_line = self._began
+        self._last = self._last_line = self._began
 
-    def update(self, done: int, note: str = "") -> None:
-        """Say that ``done`` units are done."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, note=note)
-            return
+    def update(self, done: int, note: str = "", kept: int = 0) -> None:
+        """Say that ``done`` units are done.
+
+        Args:
+            done: of all.
+            note: what else there is to say.
+            kept: of those that are new since the last time, how many were only found done: they,
+                and the time it took to find them, tell nothing of the time that is left.
+        """
         now = time.monotonic()
+        if kept:
+            self._before += kept
+            self._began += now - self._last
+        self._last = now
+        fresh = done - self._before
+        left = (now - self._began) / fresh * (self.total - done) if fresh > 0 else None
+        if self._bar is not None and self._task is not None:
+            clock = "" if left is None else f"{datetime.timedelta(seconds=round(left))} left"
+            self._bar.update(self._task, completed=done, note=note, left=clock)
+            return
         if done < self.total and now - self._last_line < SECONDS_A_LINE:
             return
         self._last_line = now
-        fresh = done - self._before
-        left = (now - self._began) / fresh * (self.total - done) if fresh > 0 else 0.0
-        print(f"{self.title}: {done}/{self.total} {note} {left:.0f} s left", flush=True)
+        clock = "" if left is None else f" {left:.0f} s left"
+        print(f"{self.title}: {done}/{self.total} {note}{clock}", flush=True)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -74,8 +87,7 @@ def reporting(title: str, total: int, done: int = 0) -> Iterator[Reporter]:
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}"),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
     )
     with Progress(*columns, console=console) as bar:
         yield Reporter(title, total, done, bar)
