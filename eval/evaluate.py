@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import json
@@ -19,6 +20,7 @@ from flax import nnx
 from eval.controls import CONTROLS, ForeignPrefix
 from eval.mechanism import (
     LONGEST,
+    kept_read_out,
     learned_over_training,
     read_out,
     some_windows,
@@ -518,7 +520,7 @@ def score_run(
             rows += _scored_rows(one, scores, text, slices, settings, by_position=by_position)
     _refer(rows, run.config.train_length)
     if probe:
-        _probe(model, run, text, settings, plain, store, member, probe)
+        _probe(model, run, text, settings, plain, store, member, probe, identity)
     for row in rows:
         if row["protocol"] == NllByContext.name:
             row["last_validations"] = run.last_validations(step, member.seed)
@@ -534,6 +536,7 @@ def _probe(
     store: Path,
     member: Member,
     count: int,
+    identity: Row,
 ) -> None:
     """Read out how a seed of a run attends at every length, and write it beside the rows."""
     sampler, found = make_sampler(run.config.positions), {}
@@ -543,7 +546,13 @@ def _probe(
             print(f"{run.name}: --probe leaves out length {length}: it reads up to {LONGEST}")
             continue
         windows = some_windows(text.documents, text.bos, length, settings, count)
-        found[length] = read_out(model, windows, settings.targets, sampler, member.data)
+        found[length] = kept_read_out(
+            functools.partial(read_out, model, windows, settings.targets, sampler, member.data),
+            windows,
+            settings.targets,
+            store,
+            identity,
+        )
     several = run.config.seeds > 1
     learned = learned_over_training(run.folder, member.seed if several else None)
     name = f"{run.name}-seed{member.seed}" if several else run.name

@@ -7,7 +7,12 @@ own, in memory that grows with the square of T.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,7 @@ from posenc.data import TokenArray
 from posenc.encodings import PositionalEncoding
 from posenc.encodings.base import Side
 from posenc.encodings.sampling import Sampler
+from posenc.errors import make_folder
 from posenc.files import naming
 from posenc.placing import Placer
 from posenc.training import split
@@ -164,14 +170,49 @@ def write_read_outs(
     arrays |= {f"learned_{name}": np.array(pairs) for name, pairs in learned.items()}
     path = folder / "mechanism" / f"{name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{name}.part.npz")
+    _write(path, arrays)
+    return path
+
+
+def kept_read_out(
+    read: Callable[[], ReadOut],
+    windows: Int[np.ndarray, "n T"],
+    targets: int,
+    store: Path,
+    identity: dict[str, Any],
+) -> ReadOut:
+    """Give a read-out that is kept; it is read if it is not there, or damaged.
+
+    Args:
+        read: reads it out.
+        windows: that it is of.
+        targets: k of it.
+        store: folder of all scores.
+        identity: what else it depends on (weights, code), JSON-ready.
+    """
+    text = json.dumps([identity, targets, list(windows.shape)], sort_keys=True).encode()
+    key = hashlib.sha256(text + np.asarray(windows, np.int64).tobytes()).hexdigest()[:24]
+    path = store / f"read-out-{key}.npz"
+    fields = [field.name for field in dataclasses.fields(ReadOut)]
+    try:
+        with np.load(path) as kept:
+            return ReadOut(**{name: kept[name] for name in fields})
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        found = read()
+    make_folder(store)
+    _write(path, {name: getattr(found, name) for name in fields})
+    return found
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    """Write a file of arrays so that a reader finds all of it, or none."""
+    part = path.with_name(f".{path.stem}.{os.getpid()}.part.npz")
     try:
         with naming(path):
             np.savez_compressed(part, **arrays)
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    return path
 
 
 def learned_over_training(folder: Path, seed: int | None = None) -> dict[str, list[list[float]]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eval import evaluate as evaluation
 from eval.controls import CONTROLS
 from eval.evaluate import evaluate, load_text
 from eval.mechanism import read_out, some_windows
@@ -345,7 +346,7 @@ def test_controls_and_slices_that_are_not_there_are_refused(folders, tmp_path):
         evaluate(folders, LADDER, tmp_path, ngram=-1)
 
 
-def test_read_outs_are_written_beside_the_rows(folders, tmp_path):
+def test_read_outs_are_written_beside_the_rows_and_kept(folders, tmp_path, monkeypatch):
     wpe = next(folder for folder in folders if "wpe" in folder.name)
     # A control that is defined beyond the table makes nothing else so.
     rows = evaluate(
@@ -377,3 +378,21 @@ def test_read_outs_are_written_beside_the_rows(folders, tmp_path):
     assert values[-1] == pytest.approx(np.sqrt(np.mean(table**2)), rel=1e-5)
     with pytest.raises(PositionOutOfRange):
         read_out(load_model(run), np.zeros((1, 17), np.int32), K)
+    # The same command again reads nothing; what is damaged is read again, and nothing else is.
+    kept = sorted((tmp_path / "scores").glob("read-out-*.npz"))
+    assert len(kept) == 2
+    kept[0].write_bytes(kept[0].read_bytes()[:100])
+    read, path = [], tmp_path / "mechanism" / f"{wpe.name}.npz"
+
+    def reading(model, windows, *others):
+        read.append(windows.shape)
+        return read_out(model, windows, *others)
+
+    monkeypatch.setattr(evaluation, "read_out", reading)
+    for expected, probe in ((1, 2), (1, 2), (3, 1)):  # then another number of windows
+        path.unlink()
+        evaluate([wpe], (8, 32), tmp_path / "scores", probe=probe, blocks=BLOCKS)
+        assert len(read) == expected
+        with np.load(path) as again:
+            same = [np.array_equal(again[name], arrays[name], equal_nan=True) for name in arrays]
+            assert all(same) == (probe == 2)
