@@ -21,10 +21,12 @@ from eval.audit_report import (
     registry_words,
     trained_words,
 )
-from eval.evaluate import Row, evaluate, load_text, run_certificate
+from eval.evaluate import evaluate
 from eval.gradients import position_gradients
 from eval.report.rows import encoded, plain, write_file
 from eval.report.table import print_table
+from eval.results import Row, run_certificate
+from eval.texts import load_text
 from posenc.encodings.base import EncodingError
 from posenc.encodings.registry import examples
 from posenc.errors import UserError

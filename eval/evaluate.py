@@ -1,20 +1,16 @@
-"""From runs to result rows: plans, scores, reductions, and each row's birth certificate."""
+"""Runs into result rows: what is asked is planned, scored and reduced."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
-import itertools
 import json
-import math
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 from eval.controls import CONTROLS, ForeignPrefix
@@ -26,200 +22,24 @@ from eval.mechanism import (
     some_windows,
     write_read_outs,
 )
-from eval.protocols import (
-    VERY_FEW_DOCUMENTS,
-    Bos,
-    NllByContext,
-    NonOverlapping,
-    PerPosition,
-    Protocol,
-    Scores,
-    Settings,
-    Sliding,
-    Window,
-    check_ladder,
-)
+from eval.passes import PLAIN, Job, Pass, check_policies, draws_positions, jobs_of, passes_of
+from eval.protocols import Bos, NllByContext, Protocol, Settings, check_ladder
+from eval.results import SHARED, Row, refer, row_certificate, scored_rows, tuned_of, undefined_rows
 from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
-from eval.slices import Slices, edges_of, read_mask
-from posenc import data as datasets
-from posenc.encodings.base import EncodingError, PositionalEncoding
-from posenc.encodings.extension import POLICIES
+from eval.slices import Slices, read_mask
+from eval.texts import TestText, check_foreign, check_text, load_text
+from posenc.encodings.base import PositionalEncoding
 from posenc.encodings.registry import (
-    Encodings,
     Part,
     canonical_part,
     make_sampler,
     nearest,
     parse_part,
 )
-from posenc.encodings.sampling import Sampler
 from posenc.errors import UserError
 from posenc.progress import reporting
-from posenc.runs import Member, Run, load_model, open_run, provenance, recipe_hash, source_hash
+from posenc.runs import Member, Run, load_model, open_run, source_hash
 from posenc.transformer import DType, Transformer
-
-SCHEMA = 1
-Row = dict[str, Any]
-PLAIN = {p.name: p for p in (NllByContext(), NonOverlapping(), PerPosition(), Sliding())}
-# Rows of the primary protocol's tokens by what they need.
-SLICE = "slice"
-# Of a run that has the settings which all runs share.
-SHARED: Row = {"settings": "shared", "tuning": None}
-
-
-@dataclasses.dataclass(frozen=True)
-class TestText:
-    """The test split that a run is scored on.
-
-    Attributes:
-        documents: token ids, without BOS.
-        tokenizer: that made them.
-        bos: the id that begins a document.
-    """
-
-    __test__ = False  # pytest looks at names
-
-    documents: list[datasets.TokenArray]
-    tokenizer: datasets.Tokenizer
-    bos: int
-
-
-def load_text(run: Run) -> TestText:
-    """Read the test split of a run's data, the same bytes that it was trained beside.
-
-    Raises:
-        UserError: the data are not what they were.
-    """
-    config = run.config
-    corpus = datasets.open_data(config.data, config.separator_id)
-    # The run has a copy of its tokenizer's files, which may lie elsewhere on this machine.
-    tokenizer = datasets.tokenizer(config.tokenizer, beside=run.folder / "tokenizer")
-    identity = datasets.identity(corpus, tokenizer, config.bos)
-    changed = [
-        f"{key} ({run.data.get(key)} there, {identity.get(key)} now)"
-        for key in sorted(identity.keys() | run.data.keys())
-        if identity.get(key) != run.data.get(key)
-    ]
-    if changed:
-        raise UserError(
-            f"{run.folder} was trained on other data: {', '.join(changed)} of {config.data!r} "
-            "changed since; restore the data, or train again"
-        )
-    if tokenizer.vocab_size != config.model.vocab_size:
-        raise UserError(
-            f"{run.folder} has a vocabulary of {config.model.vocab_size}, and the tokenizer "
-            f"{config.tokenizer!r} has {tokenizer.vocab_size}: evaluate with the version of posenc "
-            "that trained it"
-        )
-    documents = datasets.token_documents(corpus, "test", tokenizer, config.bos)
-    return TestText(documents, tokenizer, datasets.bos_id(corpus, tokenizer))
-
-
-def _bits_per_byte(
-    row: Row, scored: list[np.ndarray], tokenizer: datasets.Tokenizer
-) -> float | None:
-    """Give a row's loss by the bytes of the very tokens that it is of; None where they have none.
-
-    A slice, whose tokens are here and there, has no such number.
-
-    Args:
-        row: that a protocol gave.
-        scored: token ids of each window from the first that is scored on, place 1 where rows are of
-            a bucket of places.
-        tokenizer: that made them.
-    """
-    if "slice" in row:
-        return None
-    if "position_from" in row:
-        bucket = slice(row["position_from"] - 1, row["position_to"] - 1)
-        scored = [window[bucket] for window in scored]
-    ids = np.concatenate(scored)
-    count = tokenizer.count_bytes(ids)
-    return row["nll"] / math.log(2) * len(ids) / count if count else None
-
-
-def run_certificate(run: Run, step: int, seed: int | None = None) -> Row:
-    """Give what every row says of the run that it comes from, and of what measures it now.
-
-    Args:
-        run: whose.
-        step: of the checkpoint.
-        seed: which, of a run that trained several at once.
-    """
-    start, config = run.last_start, run.config
-    made = json.loads((run.folder / "provenance.json").read_text())
-    tokens, cost = step * config.batch_size * config.train_length, made.get("flops_a_token")
-    return {
-        "run": run.name,
-        "encoding": config.encoding,
-        "model": config.preset,
-        "sharing": config.model.sharing,
-        # How windows get them, in training and, as the options say, in evaluation.
-        "positions": config.positions,
-        "lengths": config.lengths,
-        "packing": config.packing,
-        "parameters": made["parameters"],
-        "seed": config.seed if seed is None else seed,
-        # What was fixed for all seeds, instead of following the seed.
-        "fixed_seeds": {
-            kind: fixed
-            for kind in ("init", "data", "encoding")
-            if (fixed := getattr(config, f"{kind}_seed")) is not None
-        },
-        # Whose weights it began with.
-        "parent": None if config.parent is None else dataclasses.asdict(config.parent),
-        "train_tokens": tokens,
-        # Of one seed; the seconds are of all those that were trained at once.
-        "train_flops": None if cost is None else cost * tokens,
-        "train_seconds": run.seconds(step),
-        "seeds_at_once": config.seeds,
-        "train_length": config.train_length,
-        "checkpoint": "last" if step == config.steps else "chosen",
-        "checkpoint_step": step,
-        "data": run.data,
-        "config_hash": run.hash,
-        "recipe_hash": recipe_hash(config),
-        "trained_with": {
-            key: start[key] for key in ("commit", "dirty", "versions", "device", "matmul_precision")
-        },
-        "dtype": config.model.dtype,
-        **provenance(),
-    }
-
-
-def _certificate(
-    run: Run, step: int, settings: Settings, seed: int, frozen: Collection[int]
-) -> Row:
-    return {
-        "schema": SCHEMA,
-        **run_certificate(run, step, seed),
-        # Of the run's seeds, those that diverged and have no row: rates of success count them.
-        "frozen_seeds": sorted(frozen),
-        "bos": settings.bos,
-        # What decides which tokens are scored, beside the length.
-        "longest_length": max(settings.lengths),
-        "block_spacing": settings.spacing,
-        "blocks_per_document": settings.blocks,
-        "tokens_per_document": settings.tokens_per_document,
-    }
-
-
-def _settings_of(tuning: Path | None) -> dict[str, list[Row]]:
-    """Read what each run of a sweep is, by name: of the shared settings, of its tuned ones, both.
-
-    Raises:
-        UserError: the file cannot be read.
-    """
-    if tuning is None:
-        return {}
-    try:
-        runs = json.loads(tuning.read_text())["runs"]
-        return {name: [{**SHARED, **role} for role in roles] for name, roles in runs.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{tuning} cannot be read as a sweep's tuning ({error!r}): give the tuning.json that "
-            "python -m studies run wrote"
-        ) from None
 
 
 def _code(model: Transformer) -> str:
@@ -227,213 +47,6 @@ def _code(model: Transformer) -> str:
     inner = (part for _, part in nnx.iter_graph(model.encoding))
     files = {inspect.getsourcefile(type(p)) for p in inner if isinstance(p, PositionalEncoding)}
     return source_hash(file for file in files if file)
-
-
-def _empty(length: int, extend: str | None, reason: str | None) -> Row:
-    return {
-        "length": length,
-        "context": None,
-        "targets": None,
-        "blocks": None,
-        "position_from": None,
-        "position_to": None,
-        "extend": extend,
-        "defined": reason is None,
-        "reason": reason,
-        "nll": None,
-        "perplexity": None,
-        "bits_per_byte": None,
-        "reference_nll": None,
-        "excess_nll": None,
-        "tokens": 0,
-        "windows": 0,
-        "documents": 0,
-        "notes": [],
-    }
-
-
-def _refer(rows: list[Row], train_length: int) -> None:
-    """Fill in each row's excess over the lowest loss at any length up to the training length.
-
-    The lowest, not the one at the training length, which may already suffer; of the model as it was
-    trained, not as an extension policy made it.
-    """
-    for protocol in {row["protocol"] for row in rows} - {PerPosition.name, SLICE}:
-        # A control changes nothing about what the model is measured against.
-        base = NllByContext.name if protocol in CONTROLS else protocol
-        within = [
-            row["nll"]
-            for row in rows
-            if row["protocol"] == base
-            and row["defined"]
-            and row["length"] <= train_length
-            and row["extend"] is None
-            and math.isfinite(row["nll"])
-        ]
-        for row in rows:
-            if within and row["protocol"] == protocol and row["defined"]:
-                row["reference_nll"] = min(within)
-                row["excess_nll"] = row["nll"] - min(within)
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One length of one run: as it was trained, or by a policy, or undefined and why."""
-
-    length: int
-    policy: Part | None = None
-    undefined: str | None = None
-
-    @property
-    def extend(self) -> str | None:
-        """The policy as rows name it."""
-        return None if self.policy is None else str(self.policy)
-
-
-def _end(model: Transformer, length: int, end: int) -> str | None:
-    """Say why windows have no score: of so many places, whose positions lie below ``end``."""
-    if model.copies > 1 and length > model.context_length:
-        return f"no weights beyond {model.context_length - 1}"
-    limit = model.encoding.max_position
-    return None if limit is None or end <= limit else f"no position beyond {limit - 1}"
-
-
-def _jobs(
-    model: Transformer, lengths: tuple[int, ...], policies: list[Part], sampler: Sampler
-) -> list[Job]:
-    jobs = []
-    for length in lengths:
-        try:
-            end = sampler.extent(length, training=False)
-        except EncodingError as error:
-            jobs.append(Job(length, undefined=str(error).split(":")[0]))
-            continue
-        jobs.append(Job(length, undefined=_end(model, length, end)))
-        if model.copies > 1 and length > model.context_length:
-            continue  # whatever the encoding could be made to represent, the blocks end here
-        jobs += [Job(length, p) for p in policies if model.encoding.extends(p.name, length)]
-    return jobs
-
-
-@dataclasses.dataclass(frozen=True)
-class Pass:
-    """Windows of one size that are scored by one compiled program.
-
-    Attributes:
-        job: of the length and policy.
-        plans: windows by protocol.
-        places: of a window.
-        positions: of these places; None are those that any window has.
-        undefined: why there is no score.
-    """
-
-    job: Job
-    plans: dict[str, list[Window]]
-    places: int
-    positions: np.ndarray | None = None
-    undefined: str | None = None
-
-    @property
-    def windows(self) -> list[Window]:
-        """Every window once, whichever plans share it."""
-        return list(dict.fromkeys(itertools.chain(*self.plans.values())))
-
-
-def _passes(
-    model: Transformer,
-    jobs: list[Job],
-    protocols: list[Protocol],
-    sizes: list[int],
-    settings: Settings,
-    *,
-    with_bos: bool,
-    drawn: bool,
-) -> list[Pass]:
-    """Give what is scored of a model, in order.
-
-    Args:
-        model: as it was trained.
-        jobs: its lengths and policies.
-        protocols: that are asked for.
-        sizes: of the test documents, in tokens.
-        settings: of the evaluation.
-        with_bos: whether training placed BOS.
-        drawn: whether positions of evaluation are drawn, so that no other ones can be told.
-    """
-    passes = []
-    told = any(part.shift_invariant == "no" for part in model.encoding.parts)
-    for job in jobs:
-        plans = {p.name: p.plan(sizes, job.length, settings, with_bos) for p in protocols}
-        own: dict[str, list[Window]] = {}
-        for protocol in protocols:
-            positions = protocol.positions(job.length, settings)
-            windows = plans[protocol.name]
-            if positions is None:
-                own[protocol.name] = windows
-            # Where a constant changes nothing, tokens are aligned as they stand.
-            elif windows and not drawn and (told or protocol.name != "aligned"):
-                end = int(positions.max()) + 1
-                undefined = None if job.policy else _end(model, end, end)
-                one = {protocol.name: windows}
-                passes.append(Pass(job, one, len(positions), positions, undefined))
-        passes.append(Pass(job, own, job.length, None, job.undefined))
-    return passes
-
-
-def _undefined_rows(one: Pass, settings: Settings) -> list[Row]:
-    length = one.job.length
-    context = {"context": length - settings.targets, "targets": settings.targets}
-    # A curve by position, and windows that slide, are of the lengths that there are.
-    names = [name for name in one.plans if name not in (PerPosition.name, Sliding.name)]
-    return [
-        {
-            "protocol": name,
-            **_empty(length, one.job.extend, one.undefined),
-            **(context if name != NonOverlapping.name else {}),
-        }
-        for name in names
-        if one.plans[name] or name not in CONTROLS
-    ]
-
-
-def _scored_rows(
-    one: Pass,
-    scores: Scores,
-    text: TestText,
-    slices: Slices | None,
-    settings: Settings,
-    *,
-    by_position: bool,
-) -> list[Row]:
-    """Reduce one pass's scores by every protocol."""
-    by_window = dict(zip(scores.windows, scores.by_window(), strict=True))
-    rows = []
-    for name, windows in one.plans.items():
-        if name == ForeignPrefix.name and one.job.length > settings.train_length and not windows:
-            none = _empty(one.job.length, one.job.extend, _no_foreign(settings))
-            context = {"context": one.job.length - settings.targets, "targets": settings.targets}
-            rows.append({"protocol": name, **none, **context})
-        if not windows or (name == PerPosition.name and not by_position):
-            continue
-        chosen = Scores(windows, np.concatenate([by_window[w] for w in windows]))
-        reduced = (PLAIN | CONTROLS)[name].reduce(chosen, one.job.length, settings)
-        if name == NllByContext.name and slices is not None:
-            edges = edges_of(settings.train_length, max(settings.lengths))
-            reduced += [{"protocol": SLICE, **row} for row in slices.rows(chosen, edges)]
-        held = (window.tokens(text.documents, text.bos)[window.first :] for window in windows)
-        scored = [tokens.copy() for tokens in held]  # without the context
-        for row in reduced:
-            nll = row["nll"]
-            rows.append(
-                {
-                    "protocol": name,
-                    **_empty(one.job.length, one.job.extend, None),
-                    **row,
-                    "perplexity": math.inf if nll > 700 else math.exp(nll),
-                    "bits_per_byte": _bits_per_byte(row, scored, text.tokenizer),
-                }
-            )
-    return rows
 
 
 def score_run(
@@ -457,20 +70,20 @@ def score_run(
     model = load_model(run, step, seed=member.seed, dtype=dtype, allow_plugins=allow_plugins)
     sampler = make_sampler(run.config.positions)
     settings = dataclasses.replace(settings, train_length=run.config.train_length)
-    passes = _passes(
+    passes = passes_of(
         model,
-        _jobs(model, settings.lengths, policies, sampler),
+        jobs_of(model, settings.lengths, policies, sampler),
         protocols,
         [len(document) for document in text.documents],
         settings,
         with_bos=run.config.bos == "document",
-        drawn=_drawn(sampler, run.config.train_length),
+        drawn=draws_positions(sampler, run.config.train_length),
     )
     scored = [one for one in passes if one.undefined is None]
     plain = [one.job for one in scored if one.positions is None]
     # The curve by position is drawn once, at the longest length that there is (lengths ascend).
     longest = {job.policy: job.length for job in plain}
-    certificate = {**_certificate(run, step, settings, member.seed, frozen), "dtype": dtype}
+    certificate = {**row_certificate(run, step, settings, member.seed, frozen), "dtype": dtype}
     identity = {
         "weights": json.loads((run.checkpoints.folder / f"{step}.json").read_text())["files"],
         "config": run.hash,
@@ -491,7 +104,7 @@ def score_run(
         for one in passes:
             job = one.job
             if one.undefined is not None:
-                rows += _undefined_rows(one, settings)
+                rows += undefined_rows(one, settings)
                 continue
 
             def make_scorer(one: Pass = one, job: Job = job) -> Scorer:
@@ -517,8 +130,8 @@ def score_run(
                 progress,
             )
             by_position = job.length == longest.get(job.policy)
-            rows += _scored_rows(one, scores, text, slices, settings, by_position=by_position)
-    _refer(rows, run.config.train_length)
+            rows += scored_rows(one, scores, text, slices, settings, by_position=by_position)
+    refer(rows, run.config.train_length)
     if probe:
         _probe(model, run, text, settings, plain, store, member, probe, identity)
     for row in rows:
@@ -557,13 +170,6 @@ def _probe(
     learned = learned_over_training(run.folder, member.seed if several else None)
     name = f"{run.name}-seed{member.seed}" if several else run.name
     write_read_outs(store.parent, name, found, learned)
-
-
-def _drawn(sampler: Sampler, length: int) -> bool:
-    """Say whether evaluation gives a window other positions than one after another."""
-    window = np.zeros((1, length), np.int32)
-    positions, _ = sampler.place(window + 1, [0], (0,), 1, training=False)
-    return not np.array_equal(positions[0], np.arange(length))
 
 
 def evaluate(
@@ -625,7 +231,7 @@ def evaluate(
     ):
         if value < 1:
             raise UserError(f"--{name} is too small: give at least {1 + name.startswith('tok')}")
-    settings_of = _settings_of(tuning)
+    settings_of = tuned_of(tuning)
     policies = list(dict.fromkeys(canonical_part(parse_part(policy)) for policy in extend))
     runs = [open_run(folder) for folder in dict.fromkeys(map(Path, folders))]
     if not runs:
@@ -659,7 +265,7 @@ def evaluate(
         bos=bos,
         stride=stride,
     )
-    _check_policies(runs, policies, settings, allow_plugins)
+    check_policies(runs, policies, settings, allow_plugins)
     texts: dict[str, TestText] = {}
     sorts: dict[str, Slices | None] = {}
     warned: set[tuple[str, int]] = set()
@@ -669,13 +275,13 @@ def evaluate(
         key = json.dumps(run.data, sort_keys=True)
         if key not in texts:
             texts[key] = load_text(run)
-            _check_text(texts[key], settings, run)
+            check_text(texts[key], settings, run)
             documents = texts[key].documents
             sorts[key] = None if not ngram and masked is None else Slices(documents, ngram, masked)
         length = run.config.train_length
         if ForeignPrefix.name in controls and (key, length) not in warned:
             warned.add((key, length))
-            _check_foreign(texts[key], dataclasses.replace(settings, train_length=length))
+            check_foreign(texts[key], dataclasses.replace(settings, train_length=length))
         step = run.config.steps if checkpoint is None else checkpoint
         own_dtype = dtype or run.config.model.dtype
         # Some devices round float32 products to less unless told otherwise.
@@ -730,88 +336,3 @@ def _all_diverged(frozen: dict[int, int], step: int) -> str:
     first, last = min(frozen.values()), max(frozen.values())
     taken = f"{first}" if first == last else f"{first} to {last}"
     return f"every seed diverged ({len(frozen)} of {len(frozen)}, after {taken} steps of {step})"
-
-
-def _check_policies(
-    runs: list[Run], policies: list[Part], settings: Settings, allow_plugins: bool
-) -> None:
-    """Find a policy that is misspelt, or that no run has a use for, before scoring."""
-    longest = max(settings.lengths)
-
-    def encodings(run: Run, policy: Part | None = None, length: int = 0) -> Encodings:
-        """Give a run's encodings, abstractly, extended if a policy is given."""
-        config = run.config
-
-        def made() -> Encodings:
-            encodings = Transformer(
-                config.model, config.encoding, config.train_length, allow_plugins=allow_plugins
-            ).encoding
-            if policy is not None:
-                encodings.extend(policy, length)
-            return encodings
-
-        return nnx.eval_shape(made)
-
-    for policy in policies:
-        helped, ending = [], []
-        for run in runs:
-            tried = encodings(run)
-            # No policy leads beyond the end of blocks whose positions share no weights.
-            limit = run.config.train_length if run.config.model.sharing != "all" else longest
-            lengths = [n for n in settings.lengths if n <= limit]
-            if any(tried.extends(policy.name, n) for n in lengths):
-                helped.append(run.name)
-                encodings(run, policy, max(lengths))  # an option that is wrong is refused now
-            elif tried.max_position is not None and tried.max_position < min(longest, limit):
-                ending.append(run)
-        if helped:
-            others = [run.name for run in runs if run.name not in helped]
-            if others:
-                print(f"{policy.name} has nothing to act on in {', '.join(others)}")
-            continue
-        # Refused for the reason that the first run has that ends too early, if there is one.
-        table = policy.name in POLICIES and POLICIES[policy.name].needs == "table"
-        if ending or not table:
-            encodings((ending or runs)[0], policy, longest)
-        print(f"no run needs {policy.name} at any of these lengths: --extend changes nothing")
-
-
-def _no_foreign(settings: Settings) -> str:
-    room = max(settings.lengths) - settings.train_length
-    return f"no other test document has the {room} tokens of a foreign prefix"
-
-
-def _check_foreign(text: TestText, settings: Settings) -> None:
-    """Say where what stands before blocks as a foreign prefix is of few documents, or of none."""
-    if max(settings.lengths) <= settings.train_length:
-        return
-    sizes = [len(document) for document in text.documents]
-    # A block's own document, which is long enough too, is never before it.
-    others = len(ForeignPrefix().sources(sizes, settings)) - 1
-    if others >= VERY_FEW_DOCUMENTS:
-        return
-    text_of = (
-        f"only {others} other test document{'s are' if others > 1 else ' is'} long enough to be "
-        "the foreign prefix of a block; tax and info may be theirs, not the encoding's"
-        if others
-        else f"{_no_foreign(settings)}: its rows are undefined; give shorter --lengths, or a text "
-        "with more long documents"
-    )
-    print(f"warning: {text_of}", file=sys.stderr)
-
-
-def _check_text(text: TestText, settings: Settings, run: Run) -> None:
-    need = max(settings.lengths)
-    sizes = [len(document) for document in text.documents]
-    long_enough = sum(size >= need for size in sizes)
-    if not long_enough:
-        raise UserError(
-            f"no test document of {run.config.data!r} is long enough for length {need}: the "
-            f"longest of {len(sizes)} has {max(sizes, default=0)} tokens; give a shorter length"
-        )
-    if long_enough < VERY_FEW_DOCUMENTS:
-        print(
-            f"warning: only {long_enough} test documents have {need} tokens; "
-            "the curve may be theirs, not the encoding's",
-            file=sys.stderr,
-        )

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 import train
-from eval.evaluate import Row, evaluate
+from eval.evaluate import evaluate
 from eval.report import write_report
 from eval.report.table import print_table
+from eval.results import Row
 from posenc.cli import parse
 from posenc.errors import UserError, one_line_errors
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from eval import evaluate as evaluation
 from eval.controls import CONTROLS
-from eval.evaluate import evaluate, load_text
+from eval.evaluate import evaluate
 from eval.mechanism import read_out, some_windows
 from eval.protocols import Settings, Sliding
 from eval.slices import Slices, edges_of, last_occurrences, read_mask
+from eval.texts import load_text
 from posenc.encodings import PositionOutOfRange
 from posenc.errors import UserError
 from posenc.runs import load_model, open_run

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from eval import evaluate as evaluation
-from eval.evaluate import evaluate, load_text
+from eval import texts
+from eval.evaluate import evaluate
 from eval.protocols import (
     NllByContext,
     NonOverlapping,
@@ -21,6 +22,7 @@ from eval.protocols import (
     check_ladder,
 )
 from eval.scoring import KeptScores, Scorer, extended_model
+from eval.texts import load_text
 from posenc import data as datasets
 from posenc.encodings import EncodingError, PositionOutOfRange, parse_part
 from posenc.errors import UserError
@@ -465,7 +467,7 @@ def test_a_report_that_replaces_another_says_so(runs, tmp_path, capsys):
 def test_the_default_checkpoint_is_the_last_and_not_the_best(runs, tmp_path):
     rows = evaluate(runs[:1], (8,), tmp_path)
     assert {(r["checkpoint"], r["checkpoint_step"]) for r in rows} == {("last", 30)}
-    assert dataclasses.is_dataclass(evaluation.TestText)
+    assert dataclasses.is_dataclass(texts.TestText)
     assert datasets.tokenizer("bytes").bos == 256
 
 

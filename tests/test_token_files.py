@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eval.evaluate import load_text
+from eval.texts import load_text
 from posenc import data
 from posenc.data import shards, token_files
 from posenc.data.shards import LLMC_MAGIC

@@ -17,7 +17,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval.evaluate import load_text
+from eval.texts import load_text
 from posenc import data
 from posenc.data.__main__ import main as data_main
 from posenc.data.vocabularies import byte_characters, train_bpe

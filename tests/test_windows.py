@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eval import evaluate as evaluation
+from eval import passes, results, texts
 from eval.controls import CONTROLS
 from eval.protocols import NllByContext, PerPosition, Scores, Settings
 from eval.slices import Slices
@@ -118,20 +118,20 @@ class Uneven(ByteTokenizer):
 
 def test_bits_per_byte_are_of_the_very_tokens_that_the_loss_is_of():
     documents = named((31, 40, 22))
-    text = evaluation.TestText(documents, Uneven(), 4)
+    text = texts.TestText(documents, Uneven(), 4)
     chosen = Settings(LADDER, 2, 5, 3, 30, "prepend", L, 3)
-    protocols = [*evaluation.PLAIN.values(), *CONTROLS.values()]
+    protocols = [*passes.PLAIN.values(), *CONTROLS.values()]
     seen, without = set(), 0
     for length in (5, 20):
         plans = {p.name: p.plan([31, 40, 22], length, chosen, True) for p in protocols}
         for name, plan in plans.items():
-            one = evaluation.Pass(evaluation.Job(length), {name: plan}, length)
+            one = passes.Pass(passes.Job(length), {name: plan}, length)
             # Every loss is a function of the token itself, 0.1 nats times its place in it.
             scored = [w.tokens(documents, 4)[w.first :] for w in plan]
             nll = np.float32(np.concatenate([*scored, []]) % 1000 / 10)
             slices = Slices(documents, 2, np.arange(93) % 3 == 0)
             scores = Scores(one.windows, nll)
-            for row in evaluation._scored_rows(one, scores, text, slices, chosen, by_position=True):
+            for row in results.scored_rows(one, scores, text, slices, chosen, by_position=True):
                 seen.add(row["protocol"])
                 if row["protocol"] == "slice":
                     assert row["bits_per_byte"] is None
@@ -146,7 +146,7 @@ def test_bits_per_byte_are_of_the_very_tokens_that_the_loss_is_of():
                 wanted = pytest.approx(nats / math.log(2) / count, rel=1e-6) if count else None
                 assert row["bits_per_byte"] == wanted
                 without += count == 0
-    assert seen == {*evaluation.PLAIN, *CONTROLS, "slice"}
+    assert seen == {*passes.PLAIN, *CONTROLS, "slice"}
     assert without
 
 
@@ -154,17 +154,17 @@ def test_a_block_never_has_its_own_document_before_it_and_few_others_are_said(ca
     chosen = Settings(LADDER, 1, 5, 3, 30, "none", L)
     counts = {(25,): 0, (25, 11): 0, (25, 12): 1, (25,) * 3: 2, (25,) * 11: 10}
     for sizes, others in counts.items():
-        text = evaluation.TestText(named(sizes), ByteTokenizer(), BOS)
-        evaluation._check_foreign(text, chosen)
+        text = texts.TestText(named(sizes), ByteTokenizer(), BOS)
+        texts.check_foreign(text, chosen)
         said = capsys.readouterr().err
-        one = evaluation.Pass(evaluation.Job(20), {}, 20)
+        one = passes.Pass(passes.Job(20), {}, 20)
         one.plans["foreign_prefix"] = plan = CONTROLS["foreign_prefix"].plan(
             sizes, 20, chosen, False
         )
         before = {(window.document, window.other) for window in plan}
         assert all(document != other for document, other in before)
         scores = Scores(plan, np.ones(len(plan), np.float32))
-        (row,) = evaluation._scored_rows(one, scores, text, None, chosen, by_position=True)
+        (row,) = results.scored_rows(one, scores, text, None, chosen, by_position=True)
         why = "no other test document has the 12 tokens of a foreign prefix"
         assert (row["defined"], row["reason"]) == (others > 0, None if others else why)
         assert (row["context"], row["targets"]) == (19, 1)
@@ -178,5 +178,5 @@ def test_a_block_never_has_its_own_document_before_it_and_few_others_are_said(ca
             assert said.startswith(f"warning: only {number} long enough to be the foreign prefix")
         else:
             assert said == ""
-    evaluation._check_foreign(text, Settings((5, 8), 1, 5, 3, 30, "none", L))
+    texts.check_foreign(text, Settings((5, 8), 1, 5, 3, 30, "none", L))
     assert capsys.readouterr().err == ""  # nothing is foreign up to L

@@ -9,7 +9,8 @@ from typing import Any
 
 import train
 from eval.audit import count, parameter_shapes
-from eval.evaluate import Row, evaluate
+from eval.evaluate import evaluate
+from eval.results import Row
 from posenc import data as datasets
 from posenc.runs import open_run
 from posenc.transformer import TransformerConfig, preset
