@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 from xml.etree.ElementTree import Element, tostring
 
+from eval.report.table import three_digits
 from eval.stats import DOCUMENTS_ONLY, Interval
 
 Node: TypeAlias = "Element | str | Sequence[Node] | None"
@@ -61,21 +62,18 @@ def words(text: str) -> list[Node]:
 def number(value: float | None) -> str:
     """Give a number as the page shows it; what is no number, in words.
 
-    Three decimals, but one digit of what they would show as nothing, and three of what is a hundred
-    thousand or more; whole numbers with separators.
+    As the report's other tables do: three decimals, and no sign of what rounds to nothing. Whole
+    numbers have separators.
     """
     if value is None:
         return NONE
-    size = abs(value)
     if isinstance(value, int):
-        text = f"{size:,}"
+        text = f"{value:,}"
     elif not math.isfinite(value):
         return NOT_FINITE
-    elif 0 < size < 0.0005:
-        text = f"{size:.1g}"
     else:
-        text = f"{size:.3g}" if size >= 1e5 else f"{size:.3f}"
-    return f"\N{MINUS SIGN}{text}" if value < 0 else text
+        text = three_digits(value)
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def p_value(value: float | None) -> str:

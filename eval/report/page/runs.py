@@ -25,7 +25,7 @@ def compared(page: PageData) -> list[Node]:
     facts: list[tuple[str, Node]] = [
         ("encodings", _codes(line.encoding for line in page.lines)),
         ("lines", _codes(line.label for line in page.lines)),
-        ("baseline", h("code", base) if base else None),
+        ("baseline", _codes([base] if base else [])),
         ("model", _listed(rows, "model")),
         ("parameters", _range(rows, "parameters")),
         (
