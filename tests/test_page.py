@@ -18,6 +18,7 @@ from eval.report import analysis as analyses
 from eval.report.comparable import differences
 from eval.report.page import render_page
 from eval.report.page.markup import number
+from eval.stats import bootstrap_documents, crossed
 
 pytestmark = pytest.mark.fast
 
@@ -130,9 +131,9 @@ def test_endpoint_is_the_mean_over_log_length(rows, read):
         shown(cell, t_interval(area))
         # The same in the words above.
         assert cell.replace(" ", "") in read.text.split("What was compared")[0].replace(" ", "")
-    assert "undefined at 128 for 3 of 3 seeds" in read.cell(
-        "effective-lengths", "primary endpoint", label(LIMITED)
-    )
+    why = "undefined at 128, 256, 512, 1024 for 3 of 3 seeds"
+    assert read.cell("effective-lengths", "primary endpoint", label(LIMITED)).endswith(f" {why}")
+    assert f"no endpoint to compare: {why}." in read.sections["baseline"]
     end = read.cell("against", "difference", label("alibi"), "L to 16 L")
     curves = {
         e: np.array([per_seed(rows, e, "nll_by_context", n) for n in LENGTHS])
@@ -143,6 +144,22 @@ def test_endpoint_is_the_mean_over_log_length(rows, read):
         for c in (curves["alibi"], curves["rope"])
     ]
     shown(end, t_interval(ends[0] - ends[1], 2))
+    # The sums by document as well: those of lengths, weighted as the trapezoids' corners are.
+    corners = [0.125, 0.25, 0.25, 0.25, 0.125]
+    sums = {
+        encoding: sum(
+            weight * (picked(rows, encoding, "nll_by_context", n) - first)
+            for weight, n in zip(corners, LENGTHS[1:], strict=True)
+        )
+        for encoding in ("rope", "alibi")
+        for first in [picked(rows, encoding, "nll_by_context", 64)]
+    }
+    own = sums["alibi"] - sums["rope"]
+    both = crossed(own, TOKENS, comparisons=2).interval
+    documents = bootstrap_documents(own, TOKENS, seed=0, comparisons=2)
+    place = label("alibi"), "L to 16 L"
+    for column, one in (("seeds and documents", both), ("over documents", documents)):
+        shown(read.cell("against", column, *place), [one.estimate, one.low, one.high])
 
 
 def test_effective_lengths_follow_from_their_intervals(rows, read):

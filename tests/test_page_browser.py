@@ -215,7 +215,10 @@ def test_print_is_light_and_without_buttons(visit):
         ".scroll", "all => all.filter((e) => getComputedStyle(e).overflowX !== 'visible').length"
     )
     assert clipped == 0
+    assert page.locator("details:not([open])").count() > 1
     assert page.pdf().startswith(b"%PDF")
+    # What is folded on a screen is on paper.
+    assert page.locator("details:not([open])").count() == 0
 
 
 def test_bibtex_is_copied(visit):

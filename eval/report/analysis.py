@@ -7,6 +7,7 @@ one set of conditions, with all its seeds.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -166,6 +167,8 @@ class Comparison:
         by_length: of the losses, nats per token.
         crossed: the same differences with documents drawn as well.
         documents: the same differences with their spread over documents, for these seeds.
+        endpoint_crossed: that of the endpoints with documents drawn as well.
+        endpoint_documents: the same with its spread over documents.
         why: there is no endpoint.
     """
 
@@ -176,6 +179,8 @@ class Comparison:
     by_length: dict[int, Paired]
     crossed: dict[int, Crossed]
     documents: dict[int, Interval]
+    endpoint_crossed: Crossed | None = None
+    endpoint_documents: Interval | None = None
     why: str = ""
 
 
@@ -334,6 +339,8 @@ def _finding(
     base = asked("reference", lambda: reference(*curve))
     level: dict[str, Any] = {"level": options["level"], "seed": options["seed"]}
     ends = asked("endpoint", lambda: endpoint(*curve, **level))
+    if ends is not None:
+        ends = dataclasses.replace(ends, why=gathered(ends.why))
     length = asked("tolerated", lambda: tolerated(*curve, lowest_reference=lowest, **options))
     foreign = subject.controls.get(FOREIGN)
     if foreign is None or np.isnan(foreign).all():
@@ -449,15 +456,39 @@ def compare(
             by_length[length] = paired(first, second, tokens, **options)
             both[length] = crossed(first - second, tokens, **options)
             documents[length] = bootstrap_documents(first - second, tokens, seed=seed, **options)
-    ends, why = None, ""
+    ends, ends_both, ends_documents, why = None, None, None, ""
     try:
         first_end, second_end = (
             endpoint(s.nll, tokens, s.lengths, s.train_length, level=level, seed=seed)
             for s in (one, two)
         )
         ends = paired_endpoints(first_end, second_end, tokens, **options)
+        sums = first_end.sums - second_end.sums  # type: ignore[operator]
+        ends_both = crossed(sums, tokens, **options)
+        ends_documents = bootstrap_documents(sums, tokens, seed=seed, **options)
     except UserError as error:
-        why = str(error)
+        why = gathered(str(error))
     return Comparison(
-        a.subject.label, b.subject.label, seeds, ends, by_length, both, documents, why
+        a.subject.label,
+        b.subject.label,
+        seeds,
+        ends,
+        by_length,
+        both,
+        documents,
+        ends_both,
+        ends_documents,
+        why,
+    )
+
+
+def gathered(why: str) -> str:
+    """Say once what is so at several lengths: ``undefined at 128, 256 for 3 of 3 seeds``."""
+
+    def once(found: re.Match[str]) -> str:
+        lengths = re.findall(r"undefined at (\d+)", found.group())
+        return f"undefined at {', '.join(lengths)} for {found.group(1)}"
+
+    return re.sub(
+        r"undefined at \d+ for (\d+ of \d+ seeds?)(; undefined at \d+ for \1)+", once, why
     )

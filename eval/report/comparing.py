@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from eval.measures import endpoint
 from eval.report.analysis import Comparison, Finding, Subject, compare, subjects_of
 from eval.report.comparable import check_comparable
 from eval.report.rows import Row
@@ -16,8 +15,6 @@ from eval.stats import (
     Crossed,
     Interval,
     Paired,
-    bootstrap_documents,
-    crossed,
 )
 from posenc.encodings.registry import SpecError, canonical_spec
 from posenc.errors import UserError
@@ -63,19 +60,10 @@ def compare_encodings(
             "score them at the same lengths"
         )
     longest = max(found.by_length)
-    one, two = first.of(found.seeds), second.of(found.seeds)
-    if found.endpoint is not None:
-        place, pair = "endpoint", found.endpoint
-        ends = [endpoint(s.nll, s.tokens, s.lengths, s.train_length).sums for s in (one, two)]
-        assert ends[0] is not None
-        assert ends[1] is not None
-        sums = ends[0] - ends[1]
-        both = crossed(sums, one.tokens, level=level)
-        documents = bootstrap_documents(sums, one.tokens, seed=seed, level=level)
-    else:
-        place = f"at T = {longest} ({found.why})"
-        pair, both = found.by_length[longest], found.crossed[longest]
-        documents = found.documents[longest]
+    place = "endpoint" if found.endpoint else f"at T = {longest} ({found.why})"
+    pair = found.endpoint or found.by_length[longest]
+    both = found.endpoint_crossed or found.crossed[longest]
+    documents = found.endpoint_documents or found.documents[longest]
     lone = len(found.seeds) == 1
     return [
         _first(found, place, documents if lone else pair.interval),

@@ -131,8 +131,10 @@ def baseline(page: PageData) -> list[Node]:
     for comparison in page.analysis.comparisons:
         if comparison.endpoint is not None:
             end = comparison.endpoint
-            body.append(_compared_line(comparison, Cell("L to 16 L", -1), end, None, None))
-            intervals.append(end.interval)
+            both = comparison.endpoint_crossed.interval if comparison.endpoint_crossed else None
+            texts = comparison.endpoint_documents
+            body.append(_compared_line(comparison, Cell("L to 16 L", -1), end, both, texts))
+            intervals += [end.interval, both, texts]
         elif comparison.why:
             notes.append(f"`{comparison.a}`: {comparison.why}.")
         for length, pair in comparison.by_length.items():

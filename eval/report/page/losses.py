@@ -298,4 +298,5 @@ def slices(page: PageData) -> list[Node]:
         )
     notes += [f"Note: {note}." for note in notes_of(lines)]
     header = ["encoding", "slice", "T", "loss", "seeds", "tokens"]
-    return [table("slice-loss", "Loss by slice", header, body, notes)]
+    numbers = table("slice-loss", "Loss by slice", header, body, notes)
+    return [h("details", h("summary", f"{len(body)} lines"), numbers)]

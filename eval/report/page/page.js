@@ -44,3 +44,7 @@ for (const button of document.querySelectorAll("button.copy")) {
     }
   });
 }
+// Paper cannot be opened.
+addEventListener("beforeprint", () => {
+  for (const part of document.querySelectorAll("details")) part.open = true;
+});
