@@ -321,8 +321,14 @@ def test_other_targets_and_rows_without_sums_are_refused():
         one["document_tokens"] = [t + 1 for t in one["document_tokens"]]
     with pytest.raises(UserError, match="rope and alibi were scored on different targets"):
         analyse(rows + other)
+    # As many tokens each, of other documents.
+    other = study(flat, encoding="alibi")
+    for one in other:
+        one["document_index"] = [n + 1 for n in one["document_index"]]
+    with pytest.raises(UserError, match="rope and alibi were scored on different targets"):
+        analyse(rows + other)
     rows[0]["document_index"] = [9, *rows[0]["document_index"][1:]]
-    with pytest.raises(UserError, match="has other documents than at other lengths"):
+    with pytest.raises(UserError, match="has other targets than elsewhere"):
         analyse(rows)
     old = [{**one, "document_nll": None} for one in study(flat)]
     with pytest.raises(UserError, match="no row has sums by document"):

@@ -403,13 +403,46 @@ def test_losses_that_are_not_finite_are_words_with_a_reason():
     page = page_of(rows)
     read = Reader(page)
     assert read.cell("loss", "512", "rope") == "not finite"
-    assert "Not finite: rope at 512: not finite for 1 of 3 seeds." in read.sections["curves"]
+    assert "No mean: rope at 512: not finite for 1 of 3 seeds." in read.sections["curves"]
+    # What is not finite is worse than all else; median, best and rate hold without a mean.
+    own, start = (per_seed(rows, "rope", "nll_by_context", n) for n in (512, 64))
+    place = "rope", 512
+    assert read.cell("per-seed", "mean", *place) == "not finite"
+    assert read.cell("per-seed", "worst", *place) == "not finite"
+    shown(read.cell("per-seed", "median", *place), [np.nanmax(own)])
+    shown(read.cell("per-seed", "best", *place), [np.nanmin(own)])
+    passed = int((own - start <= 0.05).sum())
+    rate = stats.binomtest(passed, 3).proportion_ci(method="wilson")
+    cell = read.cell("per-seed", "within 0.05 of its reference", *place)
+    shown(cell, [passed, 3, rate.low, rate.high])
+    each = read.cell("per-seed", "each seed", *place)
+    assert "1: not finite" in each
     assert read.cell("other-non_overlapping", "512", "rope") == "not finite"
     assert not re.search(r"\b(nan|inf|infinity|none|null)\b", read.text, re.IGNORECASE)
     svg = drawing(page, "chart-length")
     crosses = [path for path in svg.iter("path") if path.get("class") == "cross"]
     assert len(crosses) == 1
     assert crosses[0].get("d").endswith("z")
+    (group,) = [g for g in svg.findall("g[circle]") if g.find("title").text == "rope"]
+    assert len(group.findall("circle")) == 3 * len(LENGTHS) - 1
+
+
+def test_a_seed_that_was_not_scored_has_not_failed():
+    def lost(row):
+        return (row["seed"], row["length"], row["protocol"]) == (1, 512, "nll_by_context")
+
+    rows = study(("alibi",), bound=False)
+    read = Reader(page_of([row for row in rows if not lost(row)]))
+    assert "No mean: alibi at 512: not scored for seed 1." in read.sections["curves"]
+    assert read.cell("loss", "512", "alibi") == "\N{EN DASH}"
+    own = per_seed(rows, "alibi", "nll_by_context", 512)[[0, 2]]
+    shown(read.cell("per-seed", "worst", "alibi", 512), [own.max()])
+    rate = stats.binomtest(2, 2).proportion_ci(method="wilson")
+    cell = read.cell("per-seed", "within 0.05 of its reference", "alibi", 512)
+    shown(cell, [2, 2, rate.low, rate.high])
+    assert "1: \N{EN DASH};" in read.cell("per-seed", "each seed", "alibi", 512)
+    # The true context is missing; a control alone gives no number.
+    assert "not finite" not in read.sections["curves"]
 
 
 def test_what_else_differs_is_red_and_what_forbids_comparing_is_first():

@@ -7,6 +7,7 @@ one set of conditions, with all its seeds.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -70,6 +71,8 @@ class Subject:
         runs: that the rows are of.
         frozen: seeds of these runs that diverged in training, ascending: they have no rows.
         lacking: why a control says nothing, by its name, where its rows say so.
+        documents: their numbers in the corpus.
+        unscored: seeds without a row, by length.
     """
 
     label: str
@@ -84,6 +87,8 @@ class Subject:
     runs: frozenset[str]
     frozen: tuple[int, ...] = ()
     lacking: dict[str, str] = dataclasses.field(default_factory=dict)
+    documents: tuple[int, ...] = ()
+    unscored: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @property
     def train_length(self) -> int:
@@ -116,7 +121,9 @@ class Point:
         loss: with Student's t over seeds; None where it is undefined.
         documents: the same seeds, with the spread over documents.
         crossed: with seeds and documents drawn alike.
-        summary: of the seeds; ``success`` counts those within the tolerance of their reference.
+        summary: of the seeds. Where there is no loss it has no mean, seeds that are not finite are
+            infinite, and those that were not scored NaN.
+        success: the rate of those within the tolerance of their reference.
         verdict: of the far context; None up to L, and where a control is missing.
         recovery: of what training at this length gains; None where no run was trained so.
         probes: of each probe, loss minus that of the last L tokens alone.
@@ -221,10 +228,11 @@ def subjects_of(rows: Iterable[Row]) -> list[Subject]:
         )
     first = subjects[0]
     for other in subjects[1:]:
-        if not np.array_equal(first.tokens, other.tokens):
+        if not np.array_equal(first.tokens, other.tokens) or first.documents != other.documents:
             raise UserError(
                 f"{first.label} and {other.label} were scored on different targets "
-                f"({first.tokens.sum():.0f} and {other.tokens.sum():.0f}): score them together"
+                f"({first.tokens.sum():.0f} of {len(first.documents)} documents, and "
+                f"{other.tokens.sum():.0f} of {len(other.documents)}): score them together"
             )
     return subjects
 
@@ -234,7 +242,7 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
     seeds = tuple(sorted({row["seed"] for row in rows}))
     lengths = tuple(sorted(line.cells))
     scored = next(row for row in rows if row.get("document_nll"))
-    documents = scored["document_index"]
+    documents, counts = scored["document_index"], scored["document_tokens"]
 
     def sums(of: Line | None) -> np.ndarray:
         found = np.full((len(lengths), len(seeds), len(documents)), np.nan)
@@ -242,10 +250,10 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
             for row in cell.rows:
                 if not row.get("document_nll") or length not in lengths:
                     continue
-                if row["document_index"] != documents:
+                if [row["document_index"], row["document_tokens"]] != [documents, counts]:
                     raise UserError(
-                        f"{line.label} at length {length} has other documents than at other "
-                        "lengths: score it in one command"
+                        f"{line.label} at length {length}, seed {row['seed']}, has other targets "
+                        "than elsewhere: score it in one command"
                     )
                 place = lengths.index(length), seeds.index(row["seed"])
                 found[place] = row["document_nll"]
@@ -278,6 +286,12 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
         frozenset(row["run"] for row in rows),
         tuple(sorted({seed for row in rows for seed in row.get("frozen_seeds") or ()})),
         lacking,
+        tuple(documents),
+        {
+            length: missing
+            for length, cell in line.cells.items()
+            if (missing := tuple(set(seeds) - {row["seed"] for row in cell.rows}))
+        },
     )
 
 
@@ -372,18 +386,27 @@ def _point(
     level: dict[str, Any] = {"level": options["level"]}
     every = subject.nll[subject.lengths.index(length)]
     finite = np.isfinite(every).all(axis=-1)
+    unscored = subject.unscored.get(length, ())
     success = None
     if base is not None:
         own = subject.nll[subject.lengths.index(base.length)].sum(-1)
         above = (every.sum(-1) - own) / tokens.sum()
         # A seed without a value has failed, and so has one that diverged in training.
         passed = int(np.count_nonzero(above[finite] <= TOLERANCE))
-        success = wilson(passed, len(subject.seeds) + len(subject.frozen), **level)
+        scored = len(subject.seeds) - len(unscored)
+        if scored:
+            success = wilson(passed, scored + len(subject.frozen), **level)
     if sums is None:
-        why = subject.reasons.get(length) or (
-            f"not finite for {np.count_nonzero(~finite)} of {len(finite)} seeds"
+        # What is infinite is worse than all else, so that median and best hold without it.
+        values = np.where(finite, every.sum(-1) / tokens.sum(), np.inf)
+        values[[seed in unscored for seed in subject.seeds]] = np.nan
+        return Point(
+            length,
+            None,
+            summary=_ranked(values) if finite.any() else None,
+            success=success,
+            why=_why_none(subject, length),
         )
-        return Point(length, None, success=success, why=why)
     trunc, foreign = truncated(subject, subjects), subject.at(length, FOREIGN)
     far = None
     if length > subject.train_length and trunc is not None and foreign is not None:
@@ -404,6 +427,29 @@ def _point(
         _recovered(subject, length, subjects, options),
         probes,
     )
+
+
+def _ranked(values: np.ndarray) -> Summary:
+    """Summarise losses without a mean: some seeds are infinite, or were not scored (NaN)."""
+    known = values[~np.isnan(values)]
+    ends = np.median(known), known.min(), known.max()
+    return Summary(tuple(values.tolist()), math.nan, *map(float, ends), None)
+
+
+def _why_none(subject: Subject, length: int) -> str:
+    """Say why a line has no loss at a length."""
+    if length in subject.reasons:
+        return subject.reasons[length]
+    every = subject.nll[subject.lengths.index(length)]
+    lost = ~np.isfinite(every).all(axis=-1)
+    unscored = sorted(subject.unscored.get(length, ()))
+    said = []
+    if unscored:
+        plural = "s" * (len(unscored) > 1)
+        said.append(f"not scored for seed{plural} {', '.join(map(str, unscored))}")
+    if broken := np.count_nonzero(lost) - len(unscored):
+        said.append(f"not finite for {broken} of {len(lost)} seeds")
+    return "; ".join(said)
 
 
 def truncated(subject: Subject, subjects: list[Subject]) -> np.ndarray | None:

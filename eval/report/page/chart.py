@@ -39,13 +39,17 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """A curve: its points by rising x, and where it has none, undefined or not finite."""
+    """A curve: its points by rising x, and where it has none, undefined or not finite.
+
+    ``loose`` are seeds where there is no mean.
+    """
 
     label: str
     style: Style
     marks: tuple[Mark, ...]
     undefined: tuple[float, ...] = ()
     not_finite: tuple[float, ...] = ()
+    loose: tuple[Mark, ...] = ()
 
 
 def chart(
@@ -131,7 +135,8 @@ def colours(dark: bool) -> str:
 
 def _range_of(series: Sequence[Series]) -> tuple[float, float, bool]:
     """Give what the axis of y covers, and whether bands are cut there."""
-    own = [y for s in series for m in s.marks for y in (m.y, *m.seeds) if math.isfinite(y)] or [0.0]
+    every = [m for s in series for m in (*s.marks, *s.loose)]
+    own = [y for m in every for y in (m.y, *m.seeds) if math.isfinite(y)] or [0.0]
     low, high = min(own), max(own)
     room = (high - low) * _REACH or 0.5
     bands = [y for s in series for m in s.marks for y in (m.low, m.high) if y is not None] or own
@@ -224,7 +229,7 @@ def _strip(marked: Sequence[Series], at_x: Scale) -> list[Node]:
 
 def _curve(one: Series, at_x: Scale, at_y: Scale, panel: str) -> Element:
     """Draw band, line, seeds and means of one line; a gap where it has no value."""
-    gaps = sorted((*one.undefined, *one.not_finite))
+    gaps = sorted((*one.undefined, *one.not_finite, *(mark.x for mark in one.loose)))
     runs: list[list[Mark]] = [[]]
     for mark in one.marks:
         if runs[-1] and any(runs[-1][-1].x < gap < mark.x for gap in gaps):
@@ -240,18 +245,20 @@ def _curve(one: Series, at_x: Scale, at_y: Scale, panel: str) -> Element:
             lines.append(_path([(m.x, m.y) for m in run], at_x, at_y))
     points: list[Node] = []
     whiskers: list[Node] = []
-    for mark in one.marks:
-        x, y = at_x(mark.x), at_y(mark.y)
-        if mark.low is not None and mark.high is not None:
-            whiskers.append(
-                h("line", class_="whisker", **_ends(x, at_y(mark.low), x, at_y(mark.high)))
-            )
+    for mark in (*one.marks, *one.loose):
+        x = at_x(mark.x)
         if len(mark.seeds) > 1:
             points += [
                 h("circle", class_="seed", cx=f"{x + _ASIDE:.1f}", cy=f"{at_y(seed):.1f}", r=_DOT)
                 for seed in mark.seeds
                 if math.isfinite(seed)
             ]
+    for mark in one.marks:
+        x, y = at_x(mark.x), at_y(mark.y)
+        if mark.low is not None and mark.high is not None:
+            whiskers.append(
+                h("line", class_="whisker", **_ends(x, at_y(mark.low), x, at_y(mark.high)))
+            )
         points.append(h("path", d=_marker(one.style["marker"], x, y, _MARKER), class_="mean"))
     return h(
         "g",

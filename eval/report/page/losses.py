@@ -68,7 +68,7 @@ def by_length(page: PageData) -> list[Node]:
     for finding in page.findings:
         cells: list[Cell | str] = [finding.subject.label, value_cell(len(finding.subject.seeds))]
         for length in page.lengths:
-            cells.append(_loss_cell(finding.at(length)))
+            cells.append(_loss_cell(finding.at(length), finding))
         body.append(cells)
     known = {finding.subject.label for finding in page.findings}
     without = [line for line in page.lines if line.label not in known]
@@ -91,7 +91,7 @@ def by_length(page: PageData) -> list[Node]:
         for p in f.points
         if p.loss is None and p.length not in f.subject.reasons
     ]
-    notes += [f"Not finite: {words}." for words in lost]
+    notes += [f"No mean: {words}." for words in lost]
     notes += [f"Note: {note}." for note in notes_of(page.lines)]
     return [drawn, table("loss", "Loss by length, with intervals", header, body, notes)]
 
@@ -99,44 +99,60 @@ def by_length(page: PageData) -> list[Node]:
 def _series(finding: Finding, styles: dict[str, Style]) -> Series:
     subject = finding.subject
     marks: list[Mark] = []
-    undefined: list[float] = []
-    lost: list[float] = []
+    without: dict[str, list[float]] = {UNDEFINED: [], NOT_FINITE: [], NONE: []}
+    loose: list[Mark] = []
     for point in finding.points:
-        if point.loss is not None and point.summary is not None:
-            own = point.loss
-            marks.append(Mark(point.length, own.estimate, own.low, own.high, point.summary.values))
+        own, values = point.loss, point.summary.values if point.summary else ()
+        if own is not None:
+            marks.append(Mark(point.length, own.estimate, own.low, own.high, values))
         else:
-            (undefined if point.length in subject.reasons else lost).append(float(point.length))
-    return Series(subject.label, styles[subject.label], tuple(marks), tuple(undefined), tuple(lost))
+            without[_absent(point, finding)].append(float(point.length))
+            loose.append(Mark(point.length, math.nan, seeds=values))
+    return Series(
+        subject.label,
+        styles[subject.label],
+        tuple(marks),
+        tuple(without[UNDEFINED]),
+        tuple(without[NOT_FINITE]),
+        tuple(loose),
+    )
 
 
-def _loss_cell(point: Point | None) -> Cell:
+def _absent(point: Point, finding: Finding) -> str:
+    """Say in a word what stands for a loss that is not there."""
+    if point.length in finding.subject.reasons:
+        return UNDEFINED
+    return NOT_FINITE if "not finite" in point.why else NONE
+
+
+def _loss_cell(point: Point | None, finding: Finding) -> Cell:
     if point is None:
         return Cell(NONE)
-    if point.loss is None:
-        lost = point.why.startswith("not finite")
-        return Cell(NOT_FINITE if lost else UNDEFINED)
-    return interval_cell(point.loss)
+    return interval_cell(point.loss) if point.loss else Cell(_absent(point, finding))
 
 
 def seeds(page: PageData) -> list[Node]:
     """Give what stands beside each mean over seeds."""
     body: list[list[Cell | str]] = []
     for finding, point in page.points:
-        if point.loss is None or point.summary is None:
+        if point.summary is None:
             continue
         summary = point.summary
         each = "; ".join(
-            f"{seed}: {number(value)}"
+            f"{seed}: {NONE if math.isnan(value) else number(value)}"
             for seed, value in zip(finding.subject.seeds, summary.values, strict=True)
         )
         body.append(
             [
                 finding.subject.label,
                 name_cell(point.length),
-                value_cell(summary.mean),
+                value_cell(summary.mean) if point.loss else Cell(_absent(point, finding)),
                 *map(value_cell, (summary.median, summary.best, summary.worst)),
-                _success_cell(point, finding.subject),
+                _success_cell(
+                    point,
+                    sum(not math.isnan(value) for value in summary.values),
+                    len(finding.subject.frozen),
+                ),
                 interval_cell(point.documents),
                 interval_cell(point.crossed.interval if point.crossed else None),
                 Cell(each, kind="list"),
@@ -168,15 +184,15 @@ def seeds(page: PageData) -> list[Node]:
     ]
 
 
-def _success_cell(point: Point, subject: Subject) -> Cell:
+def _success_cell(point: Point, scored: int, diverged: int) -> Cell:
     rate = point.success
     if rate is None:
         return Cell(NONE)
-    cell = interval_cell(rate)
-    failed = len(subject.frozen)
-    seeds = len(subject.seeds) + failed
+    seeds = scored + diverged
     text = f"{round(rate.estimate * seeds)} of {seeds}"
-    return dataclasses.replace(cell, text=text + (f", {failed} diverged" if failed else ""))
+    return dataclasses.replace(
+        interval_cell(rate), text=text + (f", {diverged} diverged" if diverged else "")
+    )
 
 
 def by_place(page: PageData) -> list[Node]:
