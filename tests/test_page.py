@@ -16,8 +16,10 @@ from scipy import stats
 
 from eval.report import analysis as analyses
 from eval.report.comparable import differences
+from eval.report.methods import methods
 from eval.report.page import render_page
 from eval.report.page.markup import number
+from eval.report.summary import interval_tables
 from eval.stats import bootstrap_documents, crossed
 
 pytestmark = pytest.mark.fast
@@ -461,6 +463,38 @@ def test_what_else_differs_is_red_and_what_forbids_comparing_is_first():
     assert "uncommitted changes" in read.sections["provenance"]
     assert "uncommitted" not in Reader(page_of(rows)).sections["provenance"]
     assert "In nothing that rows record" in Reader(page_of(rows)).sections["differences"]
+
+
+def test_a_line_of_one_seed_among_others_is_told_apart_wherever_it_stands():
+    name = "my:A(x='a*b_c|d*')"
+    options = {"bound": False, "more": False}
+    rows = study(("rope", "alibi"), **options) + study((name,), seeds=(1,), **options)
+    found = analyses.analyse(rows)
+    read = Reader(render_page(rows, found, differences(rows), references="", methods=""))
+    text = read.sections["differences"]
+    assert (
+        f"Runs also differ, besides the encoding, in:seeds: 0, 1, 2 (rope and 1 more); 1 ({name})"
+        in text
+    )
+    assert f"There are 3 seeds (0, 1, 2). Of these there are only 1 for `{name}`." in methods(
+        rows, found
+    )
+    tables = interval_tables(found)
+    assert (
+        "- intervals: 95%, documents only or t over seeds "
+        "(in brackets: documents only, of one seed);" in tables
+    )
+    label = "`" + name.replace("|", "\\|") + "`"
+    losses, effects, against = [x for x in tables.splitlines() if x.startswith(f"| {label} |")]
+    own = picked(rows, name, "nll_by_context", 1024)
+    difference = own - picked(rows, "rope", "nll_by_context", 1024)[1]
+    for line, sums, together in ((losses, own, 1), (against, difference, 2)):
+        one = bootstrap_documents(sums, TOKENS, seed=0, comparisons=together)
+        limits = f"{one.estimate:.3f} [{one.low:.3f}, {one.high:.3f}]"
+        assert [cell.strip(" *|") for cell in line.split(" | ")][7] == limits
+    assert "not scored with a foreign prefix: all lines scored beyond L." in tables
+    assert effects.endswith("| --- | --- | --- | --- |")
+    assert "## nll minus that of `rope`" in tables
 
 
 def test_a_line_without_any_loss_is_still_there():

@@ -432,8 +432,8 @@ def _point(
 def _ranked(values: np.ndarray) -> Summary:
     """Summarise losses without a mean: some seeds are infinite, or were not scored (NaN)."""
     known = values[~np.isnan(values)]
-    ends = np.median(known), known.min(), known.max()
-    return Summary(tuple(values.tolist()), math.nan, *map(float, ends), None)
+    median, best, worst = float(np.median(known)), float(known.min()), float(known.max())
+    return Summary(tuple(values.tolist()), math.nan, median, best, worst, None)
 
 
 def _why_none(subject: Subject, length: int) -> str:

@@ -12,6 +12,7 @@ from eval.report.summary import (
     beyond,
     compared_of,
     effective,
+    in_brackets,
     lengths_of,
     methods_of,
     remarks,
@@ -103,7 +104,7 @@ def _caption(analysis: Analysis) -> str:
     data = row.get("data") or {}
     corpus = " ".join(str(data[key]) for key in ("name", "version") if data.get(key))
     targets = f"the last {row['targets']} tokens" if row.get("targets") else "the last tokens"
-    levels = escaped(methods_of(analysis))
+    levels = escaped(methods_of(analysis) + in_brackets(analysis))
     compared = len(compared_of(analysis))
     parts = [
         f"Loss, the mean negative log-likelihood in nats per token, of {targets} of windows of $T$ "

@@ -82,6 +82,11 @@ class Line:
     train_length: int
     cells: dict[Any, Cell]
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Every seed that has a row, ascending."""
+        return tuple(sorted({row["seed"] for cell in self.cells.values() for row in cell.rows}))
+
 
 def by_length(row: Row) -> Hashable:
     """The place of a row of a protocol that gives one number a length."""

@@ -83,6 +83,10 @@ def _training(rows: list[Row]) -> list[str]:
         if len(seeds) == 1
         else f"There are {len(seeds)} seeds ({numbers})."
     )
+    fewer = [line for line in lines_of(rows, PRIMARY) if len(line.seeds) < len(seeds)]
+    if fewer:
+        had = [f"{', '.join(map(str, line.seeds))} for `{line.label}`" for line in fewer]
+        said.append(f"Of these there are only {'; '.join(had)}.")
     lost = {(row["run"], seed) for row in every for seed in row.get("frozen_seeds") or ()}
     if lost:
         names = _listed([f"seed {seed} of `{run}`" for run, seed in sorted(lost)])
@@ -148,6 +152,7 @@ def _evaluation(rows: list[Row]) -> list[str]:
         "keys_probe": "`keys_probe`: the last T tokens within L positions, which repeat",
         "aligned": "`aligned`: fewer tokens than L, at the positions that they have at the end "
         "of L",
+        "slice": f"`slice`: targets of `{PRIMARY}` by what they need, {_slicing(rows)}",
     }
     named = [text for name, text in descriptions.items() if name in present]
     if named:
@@ -167,6 +172,19 @@ def _evaluation(rows: list[Row]) -> list[str]:
     steps = _known(primary or rows, lambda row: row.get("checkpoint"))
     said += ["The checkpoint is the last step."] if steps == ["last"] else []
     return said
+
+
+def _slicing(rows: list[Row]) -> str:
+    own = [row for row in rows if row["protocol"] == "slice"]
+    grams = sorted({row["ngram"] for row in own if row.get("ngram")})
+    said = []
+    if grams:
+        said.append(
+            f"how far back the {_listed(grams)} tokens that end with a target last occurred"
+        )
+    if any("mask" in str(row.get("slice")) for row in own):
+        said.append("whether a mask of tokens, by a model that is not among these, holds them")
+    return " and ".join(said) or "as the rows name it"
 
 
 def _statistics(rows: list[Row], analysis: Analysis) -> list[str]:

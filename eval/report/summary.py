@@ -16,10 +16,11 @@ from typing import Any
 from eval.measures import EffectiveLength, endpoint, paired_endpoints
 from eval.report.analysis import FOREIGN, Analysis, Finding, Point, Subject
 from eval.report.table import code, markdown_line, three_digits
-from eval.stats import OVER_SEEDS, Interval, paired
+from eval.stats import DOCUMENTS_ONLY, OVER_SEEDS, Interval, paired
 from posenc.errors import UserError
 
 NONE = "---"
+_EVERY = "all lines scored beyond L"
 
 
 def lengths_of(analysis: Analysis) -> list[int]:
@@ -95,6 +96,14 @@ def methods_of(analysis: Analysis) -> str:
     return f"{100 * analysis.level:g}%, {' or '.join(names) or 'none'}"
 
 
+def in_brackets(analysis: Analysis) -> str:
+    """Say which intervals of losses are given by their limits, where others are not."""
+    counts = {len(finding.subject.seeds) for finding in analysis.findings}
+    return (
+        f" (in brackets: {DOCUMENTS_ONLY}, of one seed)" if min(counts) == 1 < max(counts) else ""
+    )
+
+
 def seeds_of(analysis: Analysis) -> str:
     """Give the numbers of seeds of lines: ``3``, or ``2 to 3``."""
     counts = sorted({len(finding.subject.seeds) for finding in analysis.findings})
@@ -118,11 +127,9 @@ def beyond(finding: Finding) -> bool:
 def verdict_at(finding: Finding, length: int) -> str:
     """Give the verdict's word; nothing where there is none to be asked for."""
     point = finding.at(length)
-    if length <= finding.subject.train_length:
+    if point is None or length <= finding.subject.train_length:
         return ""
-    if point is None or point.verdict is None:
-        return NONE
-    return point.verdict.word or NONE
+    return (point.verdict.word if point.verdict else "") or NONE
 
 
 def effective(length: EffectiveLength | None, finding: Finding) -> str:
@@ -153,7 +160,8 @@ def remarks(analysis: Analysis) -> list[tuple[str, list[str]]]:
                 why.setdefault(re.sub(r"\d+", "", point.why), []).append(point)
         for points in why.values():
             places = ", ".join(str(point.length) for point in points)
-            say(f"undefined at {places}: {points[0].why}", finding)
+            word = "undefined" if points[0].length in finding.subject.reasons else "no mean"
+            say(f"{word} at {places}: {points[0].why}", finding)
         if beyond(finding):
             if finding.endpoint is not None and finding.endpoint.why:
                 gaps = finding.endpoint.why.startswith("undefined")
@@ -182,7 +190,7 @@ def remarks(analysis: Analysis) -> list[tuple[str, list[str]]]:
                 say(f"{name}, though not shown at {missed}", finding)
     every = [finding.subject.label for finding in analysis.findings if beyond(finding)]
     return [
-        (text, ["all lines scored beyond L"] if labels == every and len(every) > 2 else labels)
+        (text, [_EVERY] if labels == every and len(every) > 2 else labels)
         for text, labels in found.items()
     ]
 
@@ -216,9 +224,10 @@ def interval_tables(analysis: Analysis) -> str:
             ]
         )
     notes = [
-        f"intervals: {methods_of(analysis)}; bold: lower than every other line of its training "
-        "length that has a value there, by the intervals of all paired differences together.",
-        *(f"{text}: {'; '.join(labels)}." for text, labels in remarks(analysis)),
+        f"intervals: {methods_of(analysis)}{in_brackets(analysis)}; bold: lower than every other "
+        "line of its training length that has a value there, by the intervals of all "
+        "paired differences together.",
+        *(f"{text}: {'; '.join(map(_named, labels))}." for text, labels in remarks(analysis)),
     ]
     longest = lengths[-1]
     parts = [
@@ -240,24 +249,36 @@ def interval_tables(analysis: Analysis) -> str:
     if analysis.comparisons:
         body = []
         for one in analysis.comparisons:
-            cells = [
-                _with_spread(one.by_length[n].interval) if n in one.by_length else ""
-                for n in lengths
-            ]
-            end = _with_spread(one.endpoint.interval) if one.endpoint is not None else NONE
-            body.append([code(one.a), str(len(one.seeds)), *cells, end])
+            # One seed in common has a spread over documents alone.
+            lone = len(one.seeds) == 1
+            every = one.documents if lone else {n: p.interval for n, p in one.by_length.items()}
+            end = one.endpoint.interval if one.endpoint else None
+            if lone:
+                end = one.endpoint_documents
+            cells = [_with_spread(every[n]) if n in every else "" for n in lengths]
+            cells.append(NONE if end is None else _with_spread(end))
+            body.append([code(one.a), str(len(one.seeds)), *cells])
         parts.append(
             _section(
-                f"nll minus that of {analysis.comparisons[0].b}",
+                f"nll minus that of {code(analysis.comparisons[0].b)}",
                 ["encoding", "seeds", *map(str, lengths), "endpoint"],
                 body,
                 [
                     "paired by seed on the same targets; intervals of all "
-                    f"{len(analysis.comparisons)} differences together."
+                    f"{len(analysis.comparisons)} differences together"
+                    + (
+                        f"; in brackets: {DOCUMENTS_ONLY}, of the one seed in common."
+                        if any(len(one.seeds) == 1 for one in analysis.comparisons)
+                        else "."
+                    )
                 ],
             )
         )
     return "\n".join(parts)
+
+
+def _named(label: str) -> str:
+    return label if label == _EVERY else code(label)
 
 
 def csv_table(analysis: Analysis) -> str:
@@ -340,11 +361,9 @@ def _loss(point: Point | None, bold: bool) -> str:
 
 def _difference_cell(finding: Finding, length: int, name: str) -> str:
     point = finding.at(length)
-    if length <= finding.subject.train_length:
+    if point is None or length <= finding.subject.train_length:
         return ""
-    if point is None or point.verdict is None:
-        return NONE
-    return _with_spread(getattr(point.verdict, name))
+    return NONE if point.verdict is None else _with_spread(getattr(point.verdict, name))
 
 
 def _with_spread(interval: Interval) -> str:

@@ -37,13 +37,18 @@ def summary(page: PageData) -> list[Node]:
     most = min(finding.subject.train_length for finding in page.findings)
     compared = [f for f in page.findings if f.subject.train_length == most]
     first = page.findings[0].subject
-    documents = len(first.tokens)
+    documents = int((first.tokens > 0).sum())
     intro = (
         f"Models trained on {most} tokens at a time were scored on the same "
         f"{first.tokens.sum():,.0f} target tokens of {documents} documents at "
         f"{len(page.lengths)} lengths, up to {page.lengths[-1]} tokens; losses are in nats per "
         f"token, and brackets hold {page.analysis.level:.0%} intervals."
     )
+    if len(compared) > 1:
+        intro += (
+            f" Those of tax, info and gain hold for all {len(compared)} lines together "
+            "(Bonferroni)."
+        )
     if all(len(finding.subject.seeds) == 1 for finding in compared):
         intro += (
             f" One seed of each was trained, so all intervals are of {DOCUMENTS_ONLY} and say "

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from eval.report.analysis import Finding, Point, Subject
+from eval.report.analysis import Finding, Point
 from eval.report.figure import Style, curves_by_position
 from eval.report.lines import Cell as Measured
 from eval.report.lines import lines_of, notes_of, reasons_of
@@ -73,9 +73,8 @@ def by_length(page: PageData) -> list[Node]:
     known = {finding.subject.label for finding in page.findings}
     without = [line for line in page.lines if line.label not in known]
     for line in without:
-        seeds = {row["seed"] for cell in line.cells.values() for row in cell.rows}
         blank = [Cell(UNDEFINED if n in line.cells else NONE) for n in page.lengths]
-        body.append([line.label, value_cell(len(seeds)), *blank])
+        body.append([line.label, value_cell(len(line.seeds)), *blank])
     notes = [
         "Mean negative log-likelihood of the target tokens over seeds, nats per token; columns: "
         "tokens in the window.",
@@ -258,9 +257,8 @@ def other_protocols(page: PageData) -> list[Node]:
         lengths = sorted({length for line in lines for length in line.cells})
         body: list[list[Cell | str]] = []
         for line in lines:
-            seeds = {row["seed"] for cell in line.cells.values() for row in cell.rows}
             means = [_mean_cell(line.cells.get(length)) for length in lengths]
-            body.append([line.label, value_cell(len(seeds)), *means])
+            body.append([line.label, value_cell(len(line.seeds)), *means])
         notes = [f"{name}: {PROTOCOLS[name]} Means over seeds, nats per token, without intervals."]
         notes += [f"Undefined: {reason}." for reason in reasons_of(lines)]
         notes += [f"Note: {note}." for note in notes_of(lines)]

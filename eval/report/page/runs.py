@@ -83,7 +83,16 @@ def differing(page: PageData) -> list[Node]:
     """List what else the runs differ in, what forbids a comparison first."""
     forbidden = [one for one in page.differences if one.forbidden]
     others = [one for one in page.differences if not one.forbidden]
-    if not page.differences:
+    # Facts of lines: which seeds they have, and how long they were trained.
+    for name, fact in (("seeds", "seeds"), ("training length", "train_length")):
+        own: dict[str, list[str]] = {}
+        for line in page.lines:
+            value = getattr(line, fact)
+            text = str(value) if isinstance(value, int) else ", ".join(map(str, value))
+            own.setdefault(text, []).append(line.label)
+        if len(own) > 1:
+            others.append(Difference(name, {k: tuple(v) for k, v in own.items()}, False))
+    if not forbidden + others:
         return [
             h(
                 "p",
