@@ -395,6 +395,18 @@ def test_csv_is_flat_and_in_a_stable_order(tmp_path):
         ({"defined": False}, r"line 1: defined is False, but nll is 3\.0"),
         ({"defined": "yes"}, r"line 1: defined is 'yes'"),
         ({"protocol": "per_position"}, r"line 1: the bucket of positions \[None, None\)"),
+        ({"data": 5}, r"line 1: data is 5, not a JSON object"),
+        (
+            {"trained_with": {"versions": [1]}},
+            r"trained_with\.versions is \[1\], not a JSON object",
+        ),
+        ({"parameters": "many"}, r"line 1: parameters is 'many', not a whole number"),
+        ({"train_seconds": "long"}, r"line 1: train_seconds is 'long', not a number"),
+        ({"tuning": {"grid": {}}}, r"tuning is without trials, steps, seed, criterion, chosen"),
+        (
+            {"last_validations": {"64": 2.5}},
+            r"last_validations has 2\.5 at length '64', not a list",
+        ),
         (b"\xff\n", r"rows\.jsonl: not UTF-8 at byte 0"),
     ],
 )

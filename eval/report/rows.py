@@ -59,6 +59,14 @@ _TEXT = (
     "notes",
     "data",
 )
+# What else a report reads of rows that have it.
+_TABLES = ("data", "trained_with", "versions", "fixed_seeds", "tuning", "last_validations")
+_COUNTS = (
+    *("parameters", "train_tokens", "seeds_at_once", "checkpoint_step", "targets", "tokens"),
+    *("blocks", "windows", "documents", "longest_length", "block_spacing", "stride", "ngram"),
+    *("blocks_per_document", "tokens_per_document", "distance_from", "distance_to"),
+)
+_TUNING = ("grid", "trials", "steps", "seed", "criterion", "chosen", "losses")
 _OUT = "score the runs again, or remove the line"
 
 
@@ -193,10 +201,12 @@ def _fault(row: Any) -> str | None:
         return f"frozen_seeds is {frozen!r}, not a list of seeds"
     if not isinstance(row["notes"], list):
         return f"notes is {row['notes']!r}, not a list"
+    if fault := _optional_fault(row):
+        return fault
     if not isinstance(row["defined"], bool):
         return f"defined is {row['defined']!r}, not true or false"
     for key in ("nll", "excess_nll"):
-        if not (row[key] is None or _whole(row[key]) or isinstance(row[key], float)):
+        if not (row[key] is None or _number(row[key])):
             return f"{key} is {row[key]!r}, not a number"
     if row["defined"] != (row["nll"] is not None):
         return f"defined is {row['defined']}, but nll is {row['nll']!r}"
@@ -205,6 +215,30 @@ def _fault(row: Any) -> str | None:
         if not (_whole(start) and _whole(stop)) or not 0 <= start < stop:  # type: ignore[operator]
             return f"the bucket of positions [{start!r}, {stop!r}) is empty or not a range"
     return _documents_fault(row) if row.get("document_nll") is not None else None
+
+
+def _optional_fault(row: Row) -> str | None:
+    """What is wrong with keys that a row may lack, or None: a report reads what they hold."""
+    for key in _TABLES:
+        if not isinstance(row.get(key), dict | None):
+            return f"{key} is {row[key]!r}, not a JSON object"
+    trained = row.get("trained_with") or {}
+    if not isinstance(trained.get("versions"), dict | None):
+        return f"trained_with.versions is {trained['versions']!r}, not a JSON object"
+    for key in _COUNTS:
+        if row.get(key) is not None and not _whole(row[key]):
+            return f"{key} is {row[key]!r}, not a whole number"
+    for key in ("train_flops", "train_seconds"):
+        if row.get(key) is not None and not _number(row[key]):
+            return f"{key} is {row[key]!r}, not a number"
+    tuning = row.get("tuning")
+    if tuning and (missing := [key for key in _TUNING if key not in tuning]):
+        return f"tuning is without {', '.join(missing)}"
+    for length, losses in (row.get("last_validations") or {}).items():
+        known = isinstance(losses, list) and all(one is None or _number(one) for one in losses)
+        if not (length.isdecimal() and known):
+            return f"last_validations has {losses!r} at length {length!r}, not a list of losses"
+    return None
 
 
 def _documents_fault(row: Row) -> str | None:
@@ -217,7 +251,7 @@ def _documents_fault(row: Row) -> str | None:
     assert isinstance(sums, list)
     assert isinstance(tokens, list)
     numbers = [*sums, *tokens]
-    if not all(_whole(number) or isinstance(number, float) for number in numbers):
+    if not all(map(_number, numbers)):
         return "document_nll or document_tokens holds what is no number"
     total = math.fsum(tokens)
     if min(tokens) < 0 or not 0 < total < math.inf:
@@ -233,6 +267,10 @@ def _documents_fault(row: Row) -> str | None:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return _whole(value) or isinstance(value, float)
 
 
 def plain(value: Any) -> Any:
