@@ -294,6 +294,14 @@ def test_what_cannot_be_reported_leaves_no_file(rows, tmp_path):
     assert "incomparable: train_tokens: " in paths["methods.md"].read_text()
 
 
+def test_no_figure_of_another_report_is_left_beside_the_new_one(rows, tmp_path):
+    for name in ("figure-tax-info.png", "figure-positions.pdf", "mine.txt"):
+        (tmp_path / name).write_text("of before")
+    small = [r for r in rows if r["protocol"] == "nll_by_context" and r["encoding"] == "rope"]
+    paths = write_full_report(small, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*paths, "mine.txt"}
+
+
 def test_a_line_without_sums_by_document_is_named_apart(rows):
     old = [
         {k: v for k, v in r.items() if r["encoding"] != "nope" or not k.startswith("document_")}

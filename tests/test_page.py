@@ -465,6 +465,16 @@ def test_what_else_differs_is_red_and_what_forbids_comparing_is_first():
     assert "In nothing that rows record" in Reader(page_of(rows)).sections["differences"]
 
 
+def test_a_checkpoint_that_is_not_the_last_is_said_in_red():
+    options = {"bound": False, "more": False, "seeds": (0, 1)}
+    rows = study(("rope",), checkpoint="chosen", checkpoint_step=1200, **options)
+    words = "Checkpoints are not the last of their runs: chosen by hand, step 1,200."
+    page = page_of(rows)
+    assert f'<p class="red">{words}' in page
+    assert words in methods(rows, analyses.analyse(rows))
+    assert "not the last" not in Reader(page_of(study(("rope",), **options))).text
+
+
 def test_a_line_of_one_seed_among_others_is_told_apart_wherever_it_stands():
     name = "my:A(x='a*b_c|d*')"
     options = {"bound": False, "more": False}

@@ -20,6 +20,8 @@ from eval.report.rows import Row, checked, write_file, write_rows
 from eval.report.summary import csv_table, interval_tables
 from eval.report.table import markdown_tables
 
+# Of these a report may have none; one of an earlier report would stand beside other rows.
+OPTIONAL = ("figure-tax-info", "figure-positions", "figure-attention")
 # What the page has of other files.
 KINDS = {"references": "bib", "methods": "md"}
 NO_INTERVALS = (
@@ -82,5 +84,9 @@ def write_full_report(
     folder = Path(folder)
     for name, content in files.items():
         write_file(folder / name, content)
+    for name in OPTIONAL:
+        for kind in ("png", "pdf"):
+            if f"{name}.{kind}" not in files:
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
     # Rows come last: where there was no room for all, what is there is no report.
     return write_rows(rows, folder) | {name: folder / name for name in files}

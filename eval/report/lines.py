@@ -138,6 +138,19 @@ def lines_of(
     return lines
 
 
+def chosen_checkpoints(rows: Iterable[Row]) -> str:
+    """Say which checkpoints are not the last of their runs; nothing where all are."""
+    steps = {row.get("checkpoint_step") for row in rows if row.get("checkpoint") == "chosen"}
+    known = ", ".join(f"{step:,}" for step in sorted(step for step in steps if step is not None))
+    if not steps:
+        return ""
+    at = f", step {known}" if known else ""
+    return (
+        f"Checkpoints are not the last of their runs: chosen by hand{at}. "
+        "Rows do not say by what; chosen by losses at far lengths they would flatter these."
+    )
+
+
 def notes_of(lines: Sequence[Line], named: bool = True) -> list[str]:
     """Every note of the lines' rows, once, with the lengths (`named`: and lines) it holds for."""
     return _collect(lines, lambda row: row["notes"], named)

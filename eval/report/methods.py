@@ -9,7 +9,7 @@ from typing import Any
 from eval.measures import ENDPOINT_REACH, TOLERANCE, VOID_BEYOND
 from eval.report.analysis import FOREIGN, PRIMARY, Analysis
 from eval.report.comparable import differences
-from eval.report.lines import lines_of
+from eval.report.lines import chosen_checkpoints, lines_of
 from eval.report.rows import Row
 from eval.report.summary import compared_of, methods_of
 from eval.stats import DOCUMENTS_ONLY, OVER_SEEDS, SEEDS_FOR_P
@@ -171,6 +171,8 @@ def _evaluation(rows: list[Row]) -> list[str]:
         )
     steps = _known(primary or rows, lambda row: row.get("checkpoint"))
     said += ["The checkpoint is the last step."] if steps == ["last"] else []
+    if chosen := chosen_checkpoints(rows):
+        said.append(chosen)
     return said
 
 

@@ -246,14 +246,18 @@ def interval_tables(analysis: Analysis) -> str:
             ],
         ),
     ]
-    if analysis.comparisons:
+    if compared := analysis.comparisons:
+        count = len(compared)
+        together = "the one difference" if count == 1 else f"all {count} differences together"
+        lone = f"; in brackets: {DOCUMENTS_ONLY}, of the one seed in common"
+        lone = lone if any(len(one.seeds) == 1 for one in compared) else ""
         body = []
-        for one in analysis.comparisons:
+        for one in compared:
             # One seed in common has a spread over documents alone.
-            lone = len(one.seeds) == 1
-            every = one.documents if lone else {n: p.interval for n, p in one.by_length.items()}
+            alone = len(one.seeds) == 1
+            every = one.documents if alone else {n: p.interval for n, p in one.by_length.items()}
             end = one.endpoint.interval if one.endpoint else None
-            if lone:
+            if alone:
                 end = one.endpoint_documents
             cells = [_with_spread(every[n]) if n in every else "" for n in lengths]
             cells.append(NONE if end is None else _with_spread(end))
@@ -264,13 +268,8 @@ def interval_tables(analysis: Analysis) -> str:
                 ["encoding", "seeds", *map(str, lengths), "endpoint"],
                 body,
                 [
-                    "paired by seed on the same targets; intervals of all "
-                    f"{len(analysis.comparisons)} differences together"
-                    + (
-                        f"; in brackets: {DOCUMENTS_ONLY}, of the one seed in common."
-                        if any(len(one.seeds) == 1 for one in analysis.comparisons)
-                        else "."
-                    )
+                    f"paired by seed on the same targets; intervals of {together}{lone}.",
+                    *(f"{code(one.a)}: {one.why}." for one in compared if one.why),
                 ],
             )
         )

@@ -10,6 +10,7 @@ from xml.etree.ElementTree import Element
 
 from eval.report.analysis import PRIMARY
 from eval.report.comparable import Difference
+from eval.report.lines import chosen_checkpoints
 from eval.report.page.data import PROTOCOLS, PageData
 from eval.report.page.markup import NONE, Cell, Node, h, name_cell, number, table, value_cell
 from eval.report.rows import Row
@@ -92,7 +93,8 @@ def differing(page: PageData) -> list[Node]:
             own.setdefault(text, []).append(line.label)
         if len(own) > 1:
             others.append(Difference(name, {k: tuple(v) for k, v in own.items()}, False))
-    if not forbidden + others:
+    chosen = chosen_checkpoints(page.rows)
+    if not forbidden + others and not chosen:
         return [
             h(
                 "p",
@@ -127,6 +129,7 @@ def differing(page: PageData) -> list[Node]:
             forbidden,
         ),
         box("Runs also differ, besides the encoding, in:", others),
+        h("p", chosen, class_="red") if chosen else None,
     ]
 
 
