@@ -24,6 +24,7 @@ from eval.report import (
     write_report,
     write_rows,
 )
+from eval.report.figure import scale_x
 from posenc.errors import UserError
 
 pytestmark = pytest.mark.fast
@@ -446,6 +447,13 @@ def test_what_cannot_be_reported_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"rows\.csv: cannot write"):
         write_rows([row()], tmp_path / "taken")
     assert sorted(p.name for p in (tmp_path / "taken").iterdir()) == ["rows.csv", "rows.jsonl"]
+
+
+def test_the_training_length_has_a_number_where_no_length_is_scored_there():
+    axes = Figure().add_subplot()
+    scale_x(axes, [128, 1024], [64], [128, 256, 512, 1024])
+    assert axes.get_xticks().tolist() == [64, 128, 256, 512, 1024]
+    assert axes.get_xticklabels()[0].get_text() == "64"
 
 
 def test_figure_plots_the_rows():

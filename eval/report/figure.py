@@ -246,6 +246,7 @@ def scale_x(
     low, high = math.log2(min(xs)), math.log2(max(xs))
     pad = 0.05 * (high - low) or 0.5
     axes.set_xlim(2 ** (low - pad), 2 ** (high + pad))
+    ticks = sorted({*ticks, *trained})
     ticks = [tick for tick in ticks if low - pad <= math.log2(tick) <= high + pad]
     width = axes.get_window_extent().width * 72 / axes.figure.dpi
     scale = width / (high - low + 2 * pad)

@@ -54,7 +54,7 @@ class _Panel(NamedTuple):
 def figures(rows: Iterable[Row], analysis: Analysis) -> dict[str, bytes]:
     """Give every figure that there are numbers for, as PNG and PDF by file name.
 
-    Intervals are bars, single seeds are faint dots, and the training length is a dashed line; the
+    Intervals are bars, single seeds are small rings, and the training length is a dashed line; the
     same rows give the same bytes. All are one column of a paper of two wide.
     """
     rows = list(rows)
@@ -154,12 +154,12 @@ def _line(axes: Axes, places: Sequence[_Place], shift: float, style: Style) -> N
         [x for x, _ in dots],
         [y for _, y in dots],
         linestyle="none",
-        marker=".",
-        markersize=3,
-        markeredgewidth=0,
+        marker="o",
+        markersize=2.2,
+        markeredgewidth=0.6,
+        markerfacecolor="white",
         color=style["color"],
-        alpha=0.45,
-        zorder=2.5,
+        zorder=2.9,
     )
     # A gap in the line says that there is no value.
     means = [math.nan if interval is None else interval.estimate for _, interval, _ in places]
@@ -218,7 +218,7 @@ def _notes(panels: Sequence[_Panel], analysis: Analysis) -> list[str]:
         together = f" of all {many} lines together" if many > 1 else ""
         notes.append(f"bars: {100 * analysis.level:g}% intervals{together}, {methods}")
     if any(len(seeds) > 1 for *_, seeds in every):
-        notes.append("dots: seeds")
+        notes.append("rings: seeds")
     if any(not _window(p)[0] <= y <= _window(p)[1] for p in panels for y in _values(p.places())[1]):
         notes.append("bars that leave the panel go on")
     missing = sorted({length for length, interval, _ in every if interval is None})
