@@ -7,6 +7,7 @@ import pytest
 from study_rows import study
 
 from eval.report.attention import attention_figure, read_mechanism, read_outs_of
+from eval.report.figure import rendered
 from eval.report.full import write_full_report
 from eval.report.rows import write_rows
 from posenc.errors import UserError
@@ -34,7 +35,11 @@ def arrays(seed, lengths=(32, 64), layers=2, heads=3, learns=True):
 
 def test_panels_hold_means_over_heads_and_seeds():
     seeds = [arrays(0), arrays(1)]
-    figure = attention_figure({"rope": seeds, "alibi": [arrays(2, learns=False)]})
+    hostile = r"my:A(x='$\frac{')"
+    figure = attention_figure({"rope": seeds, hostile: [arrays(2, learns=False)]})
+    # Drawing reads what may be mathematics.
+    assert rendered(figure, "drawn").keys() == {"drawn.png", "drawn.pdf"}
+    assert figure.axes[4].get_ylabel().replace(r"\$", "$").startswith(hostile)
     mass, entropy, scale, learned = figure.axes[:4]
     for name, axes in (("mass_64", mass), ("entropy_64", entropy)):
         wanted = (seeds[0][name] + seeds[1][name]).mean(axis=1) / 2
@@ -46,6 +51,7 @@ def test_panels_hold_means_over_heads_and_seeds():
         wanted = [np.mean([one[f"scale_{n}"][layer].mean() for one in seeds]) for n in (32, 64)]
         np.testing.assert_allclose(scale.lines[layer].get_ydata(), wanted)
     (line,) = learned.lines
+    assert [text.get_text() for text in learned.get_legend().get_texts()] == ["parts.0.table"]
     np.testing.assert_allclose(line.get_xdata(), [200, 400])
     np.testing.assert_allclose(line.get_ydata(), [1, (1.5 + 2.0) / 2])
     assert [text.get_text() for text in figure.axes[7].texts] == ["nothing is learned"]

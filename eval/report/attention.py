@@ -90,7 +90,9 @@ def attention_figure(read_outs: dict[str, list[ReadOut]]) -> Figure:
                 grid[row, 2].plot(lengths, values, marker="o", **_style(layer))
             _log_ticks(grid[row, 2], lengths)
             _learned(grid[row, 3], seeds)
-            grid[row, 0].set_ylabel(f"{label}\n$T$ = {longest}")
+            # A dollar would begin mathematics.
+            name = label.replace("$", r"\$")
+            grid[row, 0].set_ylabel(f"{name}\n$T$ = {longest}")
         for axes, title in zip(grid[0], TITLES, strict=True):
             axes.set_title(title, fontsize=7)
         every = [one for seeds in read_outs.values() for one in seeds]
@@ -137,9 +139,17 @@ def _learned(axes: Axes, seeds: Sequence[ReadOut]) -> None:
         alike = [one[name] for one in seeds if one[name].shape == first.shape]
         shares = np.mean([one[:, 1] / one[0, 1] for one in alike], axis=0)
         dash: Any = LINESTYLES[index % len(LINESTYLES)]
-        axes.plot(first[:, 0], shares, color=GREY, linestyle=dash)
+        name = name.removeprefix("learned_").removesuffix(".rms")
+        axes.plot(first[:, 0], shares, color=GREY, linestyle=dash, label=name)
     if names:
         axes.set_xlabel("step", fontsize=6)
+        # With more, dashes come again.
+        if len(names) <= len(LINESTYLES):
+            bottom, top = axes.get_ylim()
+            axes.set_ylim(bottom, top + 0.13 * len(names) * (top - bottom))
+            axes.legend(
+                loc="upper left", fontsize=4.5, frameon=False, handlelength=2.5, labelspacing=0.2
+            )
     else:
         axes.text(0.5, 0.5, "nothing is learned", transform=axes.transAxes, ha="center", color=GREY)
         axes.set_axis_off()

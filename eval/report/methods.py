@@ -12,6 +12,7 @@ from eval.report.comparable import differences
 from eval.report.lines import chosen_checkpoints, lines_of
 from eval.report.rows import Row
 from eval.report.summary import compared_of, methods_of
+from eval.report.table import code
 from eval.stats import DOCUMENTS_ONLY, OVER_SEEDS, SEEDS_FOR_P
 
 _BOS = {
@@ -47,7 +48,7 @@ def methods(rows: Iterable[Row], analysis: Analysis, left_out: int = 0) -> str:
 def _training(rows: list[Row]) -> list[str]:
     runs = {(row["run"], row["seed"]): row for row in rows}
     every = list(runs.values())
-    encodings = [f"`{text}`" for text in _known(every, lambda row: row["encoding"])]
+    encodings = [code(text) for text in _known(every, lambda row: row["encoding"])]
     said = [f"The encodings are {_listed(encodings)}."]
     models = _known(every, lambda row: row.get("model"))
     if models:
@@ -85,7 +86,7 @@ def _training(rows: list[Row]) -> list[str]:
     )
     fewer = [line for line in lines_of(rows, PRIMARY) if len(line.seeds) < len(seeds)]
     if fewer:
-        had = [f"{', '.join(map(str, line.seeds))} for `{line.label}`" for line in fewer]
+        had = [f"{', '.join(map(str, line.seeds))} for {code(line.label)}" for line in fewer]
         said.append(f"Of these there are only {'; '.join(had)}.")
     lost = {(row["run"], seed) for row in every for seed in row.get("frozen_seeds") or ()}
     if lost:
@@ -167,7 +168,7 @@ def _evaluation(rows: list[Row]) -> list[str]:
     if policies:
         said.append(
             "Extension policies, applied to trained models without further training: "
-            f"{_listed([f'`{policy}`' for policy in policies])}."
+            f"{_listed([code(policy) for policy in policies])}."
         )
     steps = _known(primary or rows, lambda row: row.get("checkpoint"))
     said += ["The checkpoint is the last step."] if steps == ["last"] else []
@@ -208,9 +209,9 @@ def _statistics(rows: list[Row], analysis: Analysis) -> list[str]:
         count = len(analysis.comparisons)
         base = analysis.comparisons[0].b
         said.append(
-            f"Differences from `{base}` are paired by seed on identical targets; their level holds "
-            f"for {'the one' if count == 1 else f'all {count}'} of them together (Bonferroni). "
-            f"p-values are given from {SEEDS_FOR_P} seeds on."
+            f"Differences from {code(base)} are paired by seed on identical targets; their level "
+            f"holds for {'the one' if count == 1 else f'all {count}'} of them together "
+            f"(Bonferroni). p-values are given from {SEEDS_FOR_P} seeds on."
         )
     said.append(
         "The reference of a line is its lowest mean loss at any T up to L. The primary endpoint is "
@@ -240,7 +241,7 @@ def _statistics(rows: list[Row], analysis: Analysis) -> list[str]:
     known = {finding.subject.label for finding in analysis.findings}
     apart = [line.label for line in lines_of(rows, PRIMARY) if line.label not in known]
     if apart:
-        labels = _listed([f"`{label}`" for label in apart])
+        labels = _listed([code(label) for label in apart])
         said.append(f"Without sums by document, {labels} have no intervals.")
     mixed = [str(one) for one in differences(rows) if one.forbidden]
     if mixed:
