@@ -16,6 +16,7 @@ from eval.evaluate import evaluate
 from eval.protocols import Bos
 from eval.report import write_report
 from eval.report.attention import read_mechanism
+from eval.report.comparable import differences
 from eval.report.comparing import compare_encodings
 from eval.report.full import NO_INTERVALS, has_intervals, write_full_report
 from eval.report.rows import Row, read_rows, sift_rows
@@ -100,7 +101,7 @@ class Compare:
     encodings: tuple[str, str]
     """A and B, for A minus B: specs, or labels of lines as tables have them."""
     allow_mixed: bool = False
-    """Take rows that differ in text, protocol or budget."""
+    """Take rows that differ in text, protocol or budget, and say so on stderr."""
 
 
 def score(arguments: Score) -> None:
@@ -134,7 +135,11 @@ def report(arguments: Report) -> None:
 def compare(arguments: Compare) -> None:
     """Print the difference of two encodings."""
     rows, _ = _read(arguments.rows)
-    for line in compare_encodings(rows, *arguments.encodings, allow_mixed=arguments.allow_mixed):
+    lines = compare_encodings(rows, *arguments.encodings, allow_mixed=arguments.allow_mixed)
+    for one in differences(rows):
+        if one.forbidden:
+            print(f"not comparable, and mixed on request: {one}", file=sys.stderr)
+    for line in lines:
         print(line)
 
 

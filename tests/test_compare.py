@@ -125,4 +125,6 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys):
     assert stopped.value.code == 2
     assert "differ in train_tokens" in capsys.readouterr().err
     main([*words, "--allow-mixed"])
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    said = capsys.readouterr()
+    assert len(said.out.splitlines()) == 3
+    assert said.err.startswith("not comparable, and mixed on request: train_tokens: ")

@@ -505,6 +505,7 @@ def test_a_line_of_one_seed_among_others_is_told_apart_wherever_it_stands():
     assert "not scored with a foreign prefix: all lines scored beyond L." in tables
     assert effects.endswith("| --- | --- | --- | --- |")
     assert "## nll minus that of `rope`" in tables
+    assert "a length alone is the longest that is shown" in tables
 
 
 def test_a_line_without_any_loss_is_still_there():

@@ -241,6 +241,8 @@ def interval_tables(analysis: Analysis) -> str:
             effects,
             [
                 "endpoint: mean over log T in [L, 16 L] of loss minus reference.",
+                "tolerated and used: a length alone is the longest that is shown; >=: the longest "
+                "tried; <=: nothing beyond L is shown.",
                 f"info, gain, tax and verdict: intervals of all {len(compared_of(analysis))} "
                 "compared lines together.",
             ],

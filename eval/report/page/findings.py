@@ -212,13 +212,13 @@ def effective(page: PageData) -> list[Node]:
     notes = [
         "Reference: the lowest mean loss at any T up to L. Primary endpoint: the mean over log T "
         "in [L, 16 L] of loss minus reference; every length in the range must be defined.",
-        "Tolerated: the longest T such that at every evaluated length up to it the loss is within"
-        " 0.05 nats of the reference, by the upper bound.",
+        "Tolerated: the longest T such that at every evaluated length from the reference's to it "
+        "the loss is within 0.05 nats of the reference, by the upper bound.",
         "Used: the longest T with info(T) - info(T/2) above 0 by its lower bound, where info is "
         "the loss with a foreign prefix minus that with the true one.",
-        "=: shown to end there; >=: the longest tried; <=: no gain beyond was shown; void: not "
-        "asked, for the reason given. Both are void where the reference is more than "
-        f"{VOID_BEYOND:g} nats above the lowest.",
+        "A length alone: at no longer one is it shown, which is not to say that it ends there; >=: "
+        "the longest tried; <=: no gain beyond was shown; void: not asked, for the reason given. "
+        f"Both are void where the reference is more than {VOID_BEYOND:g} nats above the lowest.",
         *interval_notes(f.endpoint.interval for f in page.findings if f.endpoint),
     ]
     if together > 1:
