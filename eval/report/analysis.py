@@ -197,7 +197,7 @@ class Analysis:
 
     Attributes:
         findings: of every line, in order.
-        comparisons: of every line of the training length of most with the baseline.
+        comparisons: of every line of the shortest training length with the baseline.
         level: of all intervals; of comparisons and effective lengths, of all encodings together.
     """
 

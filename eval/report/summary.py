@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from eval.measures import EffectiveLength, endpoint, paired_endpoints
-from eval.report.analysis import FOREIGN, Analysis, Finding, Point, Subject
+from eval.report.analysis import FOREIGN, Analysis, Comparison, Finding, Point, Subject
 from eval.report.table import code, markdown_line, three_digits
 from eval.stats import DOCUMENTS_ONLY, OVER_SEEDS, Interval, paired
 from posenc.errors import UserError
@@ -248,34 +248,36 @@ def interval_tables(analysis: Analysis) -> str:
             ],
         ),
     ]
-    if compared := analysis.comparisons:
-        count = len(compared)
-        together = "the one difference" if count == 1 else f"all {count} differences together"
-        lone = f"; in brackets: {DOCUMENTS_ONLY}, of the one seed in common"
-        lone = lone if any(len(one.seeds) == 1 for one in compared) else ""
-        body = []
-        for one in compared:
-            # One seed in common has a spread over documents alone.
-            alone = len(one.seeds) == 1
-            every = one.documents if alone else {n: p.interval for n, p in one.by_length.items()}
-            end = one.endpoint.interval if one.endpoint else None
-            if alone:
-                end = one.endpoint_documents
-            cells = [_with_spread(every[n]) if n in every else "" for n in lengths]
-            cells.append(NONE if end is None else _with_spread(end))
-            body.append([code(one.a), str(len(one.seeds)), *cells])
-        parts.append(
-            _section(
-                f"nll minus that of {code(analysis.comparisons[0].b)}",
-                ["encoding", "seeds", *map(str, lengths), "endpoint"],
-                body,
-                [
-                    f"paired by seed on the same targets; intervals of {together}{lone}.",
-                    *(f"{code(one.a)}: {one.why}." for one in compared if one.why),
-                ],
-            )
-        )
+    if analysis.comparisons:
+        parts.append(_differences(analysis.comparisons, lengths))
     return "\n".join(parts)
+
+
+def _differences(comparisons: Sequence[Comparison], lengths: Sequence[int]) -> str:
+    count = len(comparisons)
+    together = "the one difference" if count == 1 else f"all {count} differences together"
+    lone = f"; in brackets: {DOCUMENTS_ONLY}, of the one seed in common"
+    lone = lone if any(len(one.seeds) == 1 for one in comparisons) else ""
+    body = []
+    for one in comparisons:
+        # One seed in common has a spread over documents alone.
+        alone = len(one.seeds) == 1
+        every = one.documents if alone else {n: p.interval for n, p in one.by_length.items()}
+        end = one.endpoint.interval if one.endpoint else None
+        if alone:
+            end = one.endpoint_documents
+        cells = [_with_spread(every[n]) if n in every else "" for n in lengths]
+        cells.append(NONE if end is None else _with_spread(end))
+        body.append([code(one.a), str(len(one.seeds)), *cells])
+    return _section(
+        f"nll minus that of {code(comparisons[0].b)}",
+        ["encoding", "seeds", *map(str, lengths), "endpoint"],
+        body,
+        [
+            f"paired by seed on the same targets; intervals of {together}{lone}.",
+            *(f"{code(one.a)}: {one.why}." for one in comparisons if one.why),
+        ],
+    )
 
 
 def _named(label: str) -> str:

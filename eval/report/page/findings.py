@@ -22,6 +22,7 @@ from eval.report.page.markup import (
     value_cell,
     with_interval,
 )
+from eval.report.summary import compared_of
 from eval.stats import DOCUMENTS_ONLY, Interval
 
 PROBE_TITLES = {
@@ -34,12 +35,11 @@ PROBE_TITLES = {
 
 def summary(page: PageData) -> list[Node]:
     """Say in words what the intervals show, and no more."""
-    most = min(finding.subject.train_length for finding in page.findings)
-    compared = [f for f in page.findings if f.subject.train_length == most]
-    first = page.findings[0].subject
+    compared = compared_of(page.analysis)
+    first = compared[0].subject
     documents = int((first.tokens > 0).sum())
     intro = (
-        f"Models trained on {most} tokens at a time were scored on the same "
+        f"Models trained on {first.train_length} tokens at a time were scored on the same "
         f"{first.tokens.sum():,.0f} target tokens of {documents} documents at "
         f"{len(page.lengths)} lengths, up to {page.lengths[-1]} tokens; losses are in nats per "
         f"token, and brackets hold {page.analysis.level:.0%} intervals."
