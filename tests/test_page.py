@@ -16,11 +16,14 @@ from scipy import stats
 
 from eval.report import analysis as analyses
 from eval.report.comparable import differences
+from eval.report.comparing import compare_encodings
+from eval.report.latex import latex_table
 from eval.report.methods import methods
 from eval.report.page import render_page
 from eval.report.page.markup import number
-from eval.report.summary import interval_tables
+from eval.report.summary import interval_tables, shown_lowest
 from eval.stats import bootstrap_documents, crossed
+from posenc.errors import UserError
 
 pytestmark = pytest.mark.fast
 
@@ -463,6 +466,29 @@ def test_what_else_differs_is_red_and_what_forbids_comparing_is_first():
     assert "uncommitted changes" in read.sections["provenance"]
     assert "uncommitted" not in Reader(page_of(rows)).sections["provenance"]
     assert "In nothing that rows record" in Reader(page_of(rows)).sections["differences"]
+
+
+def test_mixed_texts_stand_side_by_side_and_make_no_pair():
+    options = {"bound": False, "more": False}
+    other = study(("alibi",), **options)
+    for row in other:
+        row["data"] = row["data"] | {"name": "novels", "sha256": "cd" * 32}
+    rows = study(("rope", "nope"), **options) + other
+    with pytest.raises(UserError, match="were scored on different targets"):
+        analyses.analyse(rows)
+    found = analyses.analyse(rows, mixed=True)
+    read = Reader(render_page(rows, found, differences(rows), references="", methods=""))
+    name = "alibi, data.name=novels"
+    values = per_seed(rows, "alibi", "nll_by_context", 256)
+    shown(read.cell("loss", "256", name), t_interval(values))
+    against = {line[0] for line in read.tables["against"][1]}
+    assert against == {"nope, data.name=manuals"}
+    assert f"{name}: scored on other targets." in read.sections["baseline"]
+    assert "scored on targets that are not the same for all lines" in read.text
+    assert "not the same targets for all lines" in latex_table(found)
+    assert name not in shown_lowest(found).values()
+    with pytest.raises(UserError, match="so that no two losses make a pair"):
+        compare_encodings(rows, "rope", "alibi", allow_mixed=True)
 
 
 def test_a_checkpoint_that_is_not_the_last_is_said_in_red():

@@ -6,6 +6,7 @@ one set of conditions, with all its seeds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -52,6 +53,9 @@ PRIMARY, FOREIGN = "nll_by_context", "foreign_prefix"
 PROBES = ("index_probe", "distance_probe", "keys_probe", "foreign_prefix")
 # What a line's training may not differ in from that of its bound, but for how windows are cut.
 _BOUND = ("encoding", "settings", "model", "sharing", "positions", "train_tokens")
+# What tells which tokens are targets.
+_TEXT = ("name", "version", "sha256", "split_rule", "tokenizer", "tokenizer_sha256")
+_BLOCKS = ("targets", "longest_length", "block_spacing", "blocks_per_document")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,6 +106,16 @@ class Subject:
             return None
         found = every[self.lengths.index(length)]
         return found if np.isfinite(found).all() else None
+
+    def same_targets(self, other: Subject) -> bool:
+        """Say whether both were scored on the same tokens of the same text."""
+        own, others = (
+            [(subject.row.get("data") or {}).get(name) for name in _TEXT]
+            + [subject.row.get(name) for name in _BLOCKS]
+            for subject in (self, other)
+        )
+        alike = self.documents == other.documents and own == others
+        return alike and np.array_equal(self.tokens, other.tokens)
 
     def of(self, seeds: Sequence[int]) -> Subject:
         """Give the same for some of its seeds."""
@@ -206,8 +220,12 @@ class Analysis:
     level: float = LEVEL
 
 
-def subjects_of(rows: Iterable[Row]) -> list[Subject]:
+def subjects_of(rows: Iterable[Row], *, mixed: bool = False) -> list[Subject]:
     """Give every line of the primary protocol that has sums by document.
+
+    Args:
+        rows: of any protocol.
+        mixed: whether lines may have been scored on other targets than others.
 
     Raises:
         UserError: there is none, or lines were scored on other targets.
@@ -228,7 +246,7 @@ def subjects_of(rows: Iterable[Row]) -> list[Subject]:
         )
     first = subjects[0]
     for other in subjects[1:]:
-        if not np.array_equal(first.tokens, other.tokens) or first.documents != other.documents:
+        if not (mixed or first.same_targets(other)):
             raise UserError(
                 f"{first.label} and {other.label} were scored on different targets "
                 f"({first.tokens.sum():.0f} of {len(first.documents)} documents, and "
@@ -296,7 +314,12 @@ def _subject(line: Line, lines: dict[str, Line | None]) -> Subject:
 
 
 def analyse(
-    rows: Iterable[Row], baseline: str | None = None, level: float = LEVEL, seed: int = 0
+    rows: Iterable[Row],
+    baseline: str | None = None,
+    level: float = LEVEL,
+    seed: int = 0,
+    *,
+    mixed: bool = False,
 ) -> Analysis:
     """Give all numbers of a report.
 
@@ -305,25 +328,27 @@ def analyse(
         baseline: the label of the line that others are compared with; the first unless told.
         level: of intervals.
         seed: of resampling.
+        mixed: whether lines may have been scored on other targets; they are compared with none.
 
     Raises:
         UserError: no row has sums by document, or no line has the baseline's label.
     """
-    subjects = subjects_of(rows)
+    subjects = subjects_of(rows, mixed=mixed)
     short = min(subject.train_length for subject in subjects)
     # Bounds, trained longer, are beside what is compared.
     compared = [subject for subject in subjects if subject.train_length == short]
-    references = []
+    references: list[tuple[Subject, float]] = []
     for subject in compared:
-        try:
-            references.append(
-                reference(subject.nll, subject.tokens, subject.lengths, subject.train_length).loss
-            )
-        except UserError:
-            continue
-    lowest = min(references, default=None)
+        curve: Any = subject.nll, subject.tokens, subject.lengths, subject.train_length
+        with contextlib.suppress(UserError):
+            references.append((subject, reference(*curve).loss))
+
+    def lowest(subject: Subject) -> float | None:
+        own = [loss for other, loss in references if other.same_targets(subject)]
+        return min(own, default=None)
+
     options: dict[str, Any] = {"level": level, "comparisons": len(compared), "seed": seed}
-    findings = tuple(_finding(subject, subjects, lowest, options) for subject in subjects)
+    findings = tuple(_finding(subject, subjects, lowest(subject), options) for subject in subjects)
     labels = [subject.label for subject in compared]
     if baseline is not None and baseline not in labels:
         raise UserError(f"no line is called {baseline!r}: {', '.join(labels)}")
@@ -470,6 +495,8 @@ def _recovered(
         long = other.at(length)
         if other.train_length != length or not alike or other.policy or long is None:
             continue
+        if not other.same_targets(subject):
+            continue
         seeds = [seed for seed in subject.seeds if seed in other.seeds]
         if seeds:
             own = [subject.seeds.index(seed) for seed in seeds]
@@ -484,6 +511,8 @@ def compare(
 ) -> Comparison:
     """Compare two lines, A minus B, on the seeds and lengths that both have.
 
+    There is nothing but ``why`` where they were scored on different targets.
+
     Raises:
         UserError: they have no seed in common.
     """
@@ -493,6 +522,9 @@ def compare(
             f"{a.subject.label} has seeds {', '.join(map(str, a.subject.seeds))} and "
             f"{b.subject.label} {', '.join(map(str, b.subject.seeds))}: train seeds that both have"
         )
+    if not a.subject.same_targets(b.subject):
+        labels = a.subject.label, b.subject.label
+        return Comparison(*labels, seeds, None, {}, {}, {}, why="scored on other targets")
     one, two, tokens = a.subject.of(seeds), b.subject.of(seeds), a.subject.tokens
     options: dict[str, Any] = {"level": level, "comparisons": max(1, comparisons)}
     by_length, both, documents = {}, {}, {}

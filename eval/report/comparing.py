@@ -49,11 +49,16 @@ def compare_encodings(
     """
     rows = list(rows)
     check_comparable(rows, allow_mixed=allow_mixed)
-    subjects = subjects_of(rows)
+    subjects = subjects_of(rows, mixed=allow_mixed)
     first, second = (_named(name, subjects) for name in (a, b))
     if first is second:
         raise UserError(f"{a!r} and {b!r} are both {first.label}: name two lines to compare")
     found = compare(_bare(first), _bare(second), level, seed=seed)
+    if not first.same_targets(second):
+        raise UserError(
+            f"{first.label} and {second.label} were scored on different targets, so that no two "
+            "losses make a pair: score them together"
+        )
     if not found.by_length:
         raise UserError(
             f"{first.label} and {second.label} have no length in common at which both are defined: "

@@ -65,7 +65,7 @@ def write_full_report(
     found = check_comparable(rows, allow_mixed=allow_mixed)
     if not has_intervals(rows):
         return write_report(rows, folder)
-    analysis = analyse(rows, baseline)
+    analysis = analyse(rows, baseline, mixed=allow_mixed)
     files = {
         "table.md": f"{markdown_tables(rows)}\n{interval_tables(analysis)}".encode(),
         "table.tex": latex_table(analysis).encode(),

@@ -15,6 +15,7 @@ from eval.report.summary import (
     in_brackets,
     lengths_of,
     methods_of,
+    one_text,
     remarks,
     seeds_of,
     shown_lowest,
@@ -104,14 +105,17 @@ def _caption(analysis: Analysis) -> str:
     data = row.get("data") or {}
     corpus = " ".join(str(data[key]) for key in ("name", "version") if data.get(key))
     targets = f"the last {row['targets']} tokens" if row.get("targets") else "the last tokens"
+    scored = (
+        f"{int(subject.tokens.sum()):,} targets of {int((subject.tokens > 0).sum())} documents"
+        + (f" of {escaped(corpus)}" if corpus else "")
+        if one_text(analysis)
+        else "not the same targets for all lines"
+    )
     levels = escaped(methods_of(analysis) + in_brackets(analysis))
     compared = len(compared_of(analysis))
     parts = [
         f"Loss, the mean negative log-likelihood in nats per token, of {targets} of windows of $T$ "
-        "tokens, which are the same at every $T$ (protocol nll\\_by\\_context; "
-        f"{int(subject.tokens.sum()):,} targets of {int((subject.tokens > 0).sum())} documents"
-        + (f" of {escaped(corpus)}" if corpus else "")
-        + ").",
+        f"tokens, which are the same at every $T$ (protocol nll\\_by\\_context; {scored}).",
         f"Seeds: {seeds_of(analysis)}. Below each mean: its interval ({levels}).",
         "$^\\dagger$: the training length $L$.",
         "Endpoint: the mean over $\\log T$ in $[L, 16L]$ of the loss minus the lowest at any "

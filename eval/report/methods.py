@@ -20,6 +20,7 @@ _BOS = {
     "prepend": "Every window begins with a BOS token.",
     "none": "No window has a BOS token.",
 }
+_SIZES = ("blocks", "documents", "tokens")
 
 
 def methods(rows: Iterable[Row], analysis: Analysis, left_out: int = 0) -> str:
@@ -124,7 +125,8 @@ def _evaluation(rows: list[Row]) -> list[str]:
         counts = [f"{row[name]:,} {name}" for name in ("blocks", "documents") if row.get(name)] + (
             [f"{row['tokens']:,} targets"] if row.get("tokens") else []
         )
-        if counts:
+        sizes = {tuple(one.get(name) for name in _SIZES) for one in primary if one["defined"]}
+        if counts and len(sizes) < 2:
             said.append(f"Each seed and length is scored on {_listed(counts)} in all.")
         limits = [
             text.format(row[name])

@@ -70,7 +70,7 @@ def _difference(
     a: Subject, b: Subject, place: int | None, level: float, comparisons: int
 ) -> Interval | None:
     seeds = [seed for seed in a.seeds if seed in b.seeds]
-    if len(seeds) < 2:
+    if len(seeds) < 2 or not a.same_targets(b):
         return None
     one, two = a.of(seeds), b.of(seeds)
     options: dict[str, Any] = {"level": level, "comparisons": comparisons}
@@ -94,6 +94,12 @@ def methods_of(analysis: Analysis) -> str:
     known = [point.loss for point in points if point.loss is not None]
     names = sorted({loss.method for loss in known if loss.low is not None})
     return f"{100 * analysis.level:g}%, {' or '.join(names) or 'none'}"
+
+
+def one_text(analysis: Analysis) -> bool:
+    """Say whether all lines were scored on the same targets."""
+    first, *others = (finding.subject for finding in analysis.findings)
+    return all(first.same_targets(other) for other in others)
 
 
 def in_brackets(analysis: Analysis) -> str:

@@ -22,7 +22,7 @@ from eval.report.page.markup import (
     value_cell,
     with_interval,
 )
-from eval.report.summary import compared_of
+from eval.report.summary import compared_of, one_text
 from eval.stats import DOCUMENTS_ONLY, Interval
 
 PROBE_TITLES = {
@@ -38,9 +38,11 @@ def summary(page: PageData) -> list[Node]:
     compared = compared_of(page.analysis)
     first = compared[0].subject
     documents = int((first.tokens > 0).sum())
+    scored = f"the same {first.tokens.sum():,.0f} target tokens of {documents} documents"
+    if not one_text(page.analysis):
+        scored = "targets that are not the same for all lines"
     intro = (
-        f"Models trained on {first.train_length} tokens at a time were scored on the same "
-        f"{first.tokens.sum():,.0f} target tokens of {documents} documents at "
+        f"Models trained on {first.train_length} tokens at a time were scored on {scored} at "
         f"{len(page.lengths)} lengths, up to {page.lengths[-1]} tokens; losses are in nats per "
         f"token, and brackets hold {page.analysis.level:.0%} intervals."
     )
