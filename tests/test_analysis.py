@@ -209,7 +209,7 @@ def test_a_seed_that_diverged_in_training_is_a_failure_of_its_line_and_in_no_mea
     page = PageData(rows, analysis, [], lines_of(rows, "nll_by_context"))
     text = "".join(map(html, losses.seeds(page)))
     assert text.count("3 of 4, 1 diverged") == text.count("3 of 3") == len(LENGTHS)
-    assert "diverged in training, and in no mean: seed 3: rope." in interval_tables(analysis)
+    assert "diverged in training, and in no mean: seed 3: `rope`." in interval_tables(analysis)
     said = "Training diverged for seed 3 of `one`: in no mean, and a failure"
     assert said in methods(rows, analysis)
     assert all(one.name != "frozen_seeds" for one in differences(rows))

@@ -2,7 +2,12 @@
 
 import hashlib
 import itertools
+import json
 import math
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eval import evaluate as evaluation
+from eval.__main__ import main
 from eval.controls import CONTROLS
 from eval.evaluate import evaluate
 from eval.mechanism import read_out, some_windows
 from eval.protocols import Settings, Sliding
+from eval.report.rows import read_rows
 from eval.slices import Slices, edges_of, last_occurrences, read_mask
 from eval.texts import load_text
 from posenc.encodings import PositionOutOfRange
@@ -345,6 +352,40 @@ def test_controls_and_slices_that_are_not_there_are_refused(folders, tmp_path):
         evaluate(folders, LADDER, tmp_path, controls=("foreign",))
     with pytest.raises(UserError, match="--ngram is -1"):
         evaluate(folders, LADDER, tmp_path, ngram=-1)
+
+
+def test_an_evaluation_killed_in_the_middle_goes_on_and_gives_the_same_rows(
+    folders, rows, tmp_path
+):
+    scored = [
+        *(f"--lengths {' '.join(map(str, LADDER))} --controls {' '.join(CONTROLS)}".split()),
+        *(f"--extend clamp --blocks {BLOCKS} --ngram 4 --report {tmp_path}".split()),
+    ]
+    command = ["score", *map(str, folders), *scored]
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "eval", *command],
+        cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+    def kept():
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "scores").glob("[!.]*.npz")}
+
+    while len(kept()) < 3:
+        assert killed.poll() is None, killed.communicate()[0]
+        time.sleep(0.002)
+    killed.kill()
+    killed.communicate()
+    before = kept()
+    assert not (tmp_path / "rows.jsonl").exists()
+    main(command)
+    # Nothing that was finished is scored again, and much was left to do.
+    after = kept()
+    assert {path: after[path] for path in before} == before
+    assert len(after) > len(before) + 5
+    assert read_rows(tmp_path) == json.loads(json.dumps(rows))
 
 
 def test_read_outs_are_written_beside_the_rows_and_kept(folders, tmp_path, monkeypatch):

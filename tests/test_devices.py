@@ -73,7 +73,7 @@ print(json.dumps({"devices": jax.device_count(), "mesh": dict(trainer.mesh.shape
 
 
 def on(devices, folder, fsdp, seeds):
-    flags = f"--xla_force_host_platform_device_count={devices} --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, "-c", CODE, str(folder), str(fsdp), str(seeds)],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
@@ -142,7 +142,7 @@ print(json.dumps({"rows": scorer.rows, "nll": [own.tolist() for own in nll],
 def test_scores_are_those_of_one_device_and_all_devices_make_them():
     found = {}
     for devices in (1, 8):
-        flags = f"--xla_force_host_platform_device_count={devices}"
+        flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"
         done = subprocess.run(
             [sys.executable, "-c", SCORE],
             env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},

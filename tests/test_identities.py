@@ -523,8 +523,11 @@ def test_selection_of_nothing_changes_nothing():
 def test_adaptation_by_nothing_is_the_base_and_stands_inside_or_beside_it():
     positions = POSITIONS["jumping"]
     nothing = {"out.kernel": np.zeros((32, 4), np.float32), "out.bias": np.zeros(4, np.float32)}
-    np.testing.assert_array_equal(
-        computed("dape(base=alibi)", positions, **nothing), computed("alibi", positions)
+    # Up to rounding: a compiler may scale and add the bias at once in one program of the two.
+    np.testing.assert_allclose(
+        computed("dape(base=alibi)", positions, **nothing),
+        computed("alibi", positions),
+        atol=16 * EPS,
     )
     np.testing.assert_allclose(
         computed("dape(base=alibi, residual=false)", positions, **nothing),

@@ -1,7 +1,6 @@
 """Two real processes train one run, one of them is killed, and both go on."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -32,14 +31,12 @@ def start(options, out, count):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         address = f"localhost:{free.getsockname()[1]}"
-    environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     return [
         subprocess.Popen(
             [
                 *words_of(options, out),
                 *("--coordinator", address, "--processes", str(count), "--process", str(index)),
             ],
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

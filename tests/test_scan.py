@@ -250,7 +250,7 @@ print(json.dumps(losses))
 
 
 def test_parameters_that_devices_share_stay_where_they_are():
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-c", CODE],
         cwd=Path(__file__).parent.parent,
