@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 
 help:
 	@echo "make demo       train five encodings on embedded text, draw how each extrapolates (10 min)"
-	@echo "make test       the test suite (18 min on 2 cores)"
+	@echo "make test       the test suite (13 min on 2 cores)"
 	@echo "make test-fast  a quick subset"
 	@echo "make test-all   the suite, its large grids and the live peers; a skip fails (needs pdflatex)"
 	@echo "make test-slurm  sweeps on a Slurm of this machine, started for them (Debian: docs/training.md)"

@@ -1,6 +1,7 @@
 """Sweeps: configs read and refused, cells stopped, failed, killed, preempted and resumed."""
 
 import contextlib
+import csv
 import dataclasses
 import json
 import math
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from eval.__main__ import main
 from eval.report.rows import read_rows
 from posenc.checkpoints import Checkpoints
 from posenc.encodings import EncodingError
@@ -557,11 +559,44 @@ def test_killed_and_preempted_a_sweep_ends_as_one_left_alone(text, tmp_path):
     ]
     assert [resumed(cell) for cell in alone.cells] == [[False]] * 4
     assert told(killed) == told(alone)
+    page_tells(alone.out / "report", tmp_path / "page")
 
 
 def told(sweep):
     """Rows of a report without the time that training took."""
     return [{**row, "train_seconds": None} for row in read_rows(sweep.out / "report")]
+
+
+def page_tells(rows, out):
+    """Make the page of a sweep's rows, and hold its numbers against means of their sums."""
+    main(["report", str(rows), "--out", str(out)])
+    with (out / "table.csv").open() as file:
+        table = {(line["label"], int(line["length"])): line for line in csv.DictReader(file)}
+    assert set(table) == {(label, n) for label in ("wpe", "alibi") for n in (16, 32)}
+    kept = [row for row in read_rows(rows) if row.get("document_nll")]
+    page, values = (out / "index.html").read_text(), {}
+    for (label, length), line in table.items():
+        for name in ("nll_by_context", "foreign_prefix"):
+            values[name] = [
+                sum(row["document_nll"]) / sum(row["document_tokens"])
+                for row in kept
+                if (row["protocol"], row["encoding"], row["length"]) == (name, label, length)
+            ]
+        losses, foreign = values["nll_by_context"], values["foreign_prefix"]
+        if (label, length) == ("wpe", 32):  # beyond its table
+            assert losses == []
+            assert "no position beyond 15" in line["why_undefined"]
+            continue
+        assert len(losses) == 2
+        assert float(line["nll"]) == pytest.approx(sum(losses) / 2, abs=1e-9)
+        half = 12.706204736 * abs(losses[0] - losses[1]) / 2  # Student's t of one degree
+        assert float(line["nll_high"]) == pytest.approx(sum(losses) / 2 + half, abs=1e-8)
+        assert f"{sum(losses) / 2:.3f}" in page
+        if length == 32:
+            info = (sum(foreign) - sum(losses)) / 2
+            assert float(line["info"]) == pytest.approx(info, abs=1e-9)
+            shown = f"{round(info, 3) + 0.0:.3f}"  # no minus before nought
+            assert shown.replace("-", "\N{MINUS SIGN}") in page
 
 
 @pytest.mark.slow
