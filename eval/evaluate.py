@@ -29,13 +29,7 @@ from eval.scoring import BATCH_TOKENS, Scorer, extended_model, score_plan
 from eval.slices import Slices, read_mask
 from eval.texts import TestText, check_foreign, check_text, load_text
 from posenc.encodings.base import PositionalEncoding
-from posenc.encodings.registry import (
-    Part,
-    canonical_part,
-    make_sampler,
-    nearest,
-    parse_part,
-)
+from posenc.encodings.registry import Part, canonical_part, make_sampler, nearest, parse_part
 from posenc.errors import UserError
 from posenc.progress import reporting
 from posenc.runs import Member, Run, load_model, open_run, source_hash

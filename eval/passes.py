@@ -19,10 +19,7 @@ from eval.protocols import (
 )
 from posenc.encodings.base import EncodingError
 from posenc.encodings.extension import POLICIES
-from posenc.encodings.registry import (
-    Encodings,
-    Part,
-)
+from posenc.encodings.registry import Encodings, Part
 from posenc.encodings.sampling import Sampler
 from posenc.runs import Run
 from posenc.transformer import Transformer

@@ -13,7 +13,7 @@ import pytest
 # Before JAX starts: the checks that need several devices make them of this machine's cores.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Nearly all programs here run a few times only: without LLVM's last effort, and with fusions that
-# are emitted as one loop each, compiling takes a fourth of the time. JAX 0.12 has no such choice
+# are emitted as one loop each, compiling takes a third of the time. JAX 0.12 has no such choice
 # any more, and ends where it is told of it.
 os.environ.setdefault(
     "XLA_FLAGS",
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Files whose tests share nothing: each goes wherever there is room, at the end.
 ALONE = {"test_conformance.py"}
-# Files with a test that takes minutes: begun at the end, one would leave the other cores idle.
+# Files with the longest tests: begun at the end, one would leave the other cores idle.
 LONG = ["test_sweep.py", "test_documents.py", "test_train.py", "test_audit.py"]
 
 
@@ -77,8 +77,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 def _little_is_carried_from_file_to_file():
     """Let go of compiled programs, and of the cache on disk that commands turn on.
 
-    What is left is not looked through for garbage again. Without all this the suite takes a fourth
-    longer, and twice the memory.
+    What is left is not looked through for garbage again, which took a sixth of the time.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
